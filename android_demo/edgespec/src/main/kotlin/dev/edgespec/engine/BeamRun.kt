@@ -6,7 +6,7 @@ import dev.edgespec.decoding.*
 import dev.edgespec.planning.showBytes
 import dev.edgespec.runtimes.*
 
-/** Search the likeliest text of a source: all texts that go on are rows of one pass, over one memory. */
+/** Beam search over a source: all live texts are rows of one pass, with one cross-attention cache. */
 internal fun Engine.searchBeams(source: Source, given: Settings): Result = onDecodeThread {
     val asked = given.beams!!
     val target = bundle.manifest.target
@@ -36,7 +36,7 @@ internal fun Engine.searchBeams(source: Source, given: Settings): Result = onDec
         slot.prefill(source.begin.copyOf(source.begin.size - 1))
         stats.promptTokens = source.begin.size
         stats.prefillMs = since(start) - stats.encodeMs
-        var places = List(options.beams) { it } // where the keys and values of each text are, those of none behind them
+        var places = List(options.beams) { it } // slot of each text's keys and values, then the free slots
         while (!search.over) {
             start = System.nanoTime()
             val used = places.take(search.going.size)

@@ -34,7 +34,7 @@ class Conversation internal constructor(private val engine: Engine, messages: Li
         }
     }
 
-    /** The prompt, without what has no room in it before an answer of so many tokens, or of a quarter of the context. */
+    /** The prompt, without the oldest turns that leave no room for the answer (its length, or a quarter of the context). */
     private fun fitting(asked: List<Message>, length: Int): IntArray {
         val turns = asked.indices.filter { asked[it].role == "user" }.map { it - first(asked) }
         var left = if (leftOut in turns) leftOut else 0 // messages may have been taken away

@@ -7,9 +7,9 @@ import dev.edgespec.runtimes.*
 import java.nio.ByteBuffer
 import java.security.MessageDigest
 
-/* What an encoder-decoder reads: sources, and the memories that decoders attend over. */
+/* Input of encoder-decoders: sources, and cross-attention caches. */
 
-private const val TIMED = 64 // rows of the memory that stands in for one where passes are only timed
+private const val TIMED = 64 // rows of a substitute cross-attention cache for timing passes
 
 /**
  * What one request's encoder reads, token ids or [rows] of features [count * columns], and the tokens that its decoder's text
@@ -51,11 +51,11 @@ internal fun closeEncoders(encoders: MutableMap<*, NativeSlot>) {
 
 /** Encoders of a bundle, opened by [open] as they are needed, and the memories of its decoders: the last of each is kept. */
 internal class Encoding(private val bundle: Bundle, private val open: Opener) {
-    private val encoders = HashMap<String, NativeSlot>() // by the model that attends over what they give
-    private val encoded = HashMap<String, Pair<String, FloatArray>>() // what each gave last, by digest of its source
+    private val encoders = HashMap<String, NativeSlot>() // by the model that attends over their output
+    private val encoded = HashMap<String, Pair<String, FloatArray>>() // last output of each, by digest of its source
     private val memories = HashMap<String, Memory>()
 
-    /** Refuse what no encoder of this bundle reads. */
+    /** Reject input that no encoder of this bundle reads. */
     fun check(source: Source) {
         val part = bundle.manifest.target
         val wanted = part.source!!
@@ -83,7 +83,7 @@ internal class Encoding(private val bundle: Bundle, private val open: Opener) {
         memories.put(name, it)?.let { before -> before.users-- }
     }
 
-    /** What the encoder of a model gives, or has just given of the same source: [S * width]. */
+    /** Output of a model's encoder, reused for the same source: [S * width]. */
     private fun rows(name: String, source: Source): FloatArray {
         if (bundle.part(name).source?.sharesEncoder == true) return rows("target", source)
         encoded[name]?.let { (digest, rows) -> if (digest == source.digest) return rows }
@@ -92,7 +92,7 @@ internal class Encoding(private val bundle: Bundle, private val open: Opener) {
         return encoder.encode(tokens, source.rows).also { encoded[name] = source.digest to it }
     }
 
-    /** Bytes of memories that are kept, and of what encoders work with. */
+    /** Bytes of kept cross-attention caches, and of encoders' buffers. */
     val nbytes: Long get() = memories.values.sumOf { it.nbytes } + encoders.values.sumOf { it.kvBytes }
 
     /** Forget all; [encoders]: these too. */

@@ -21,7 +21,7 @@ private const val ONE_THREAD_BYTES = 4L shl 20 // of a draft's weights: it is do
 enum class Trim { SOME, ALL }
 
 /**
- * A loaded bundle.  Requests may come from any thread; all decoding happens on one thread of the engine's own, a round of
+ * A loaded bundle.  Requests may come from any thread; all decoding happens on one thread of the engine, a round of
  * one request at a time, and every request keeps its own KV slot while it runs.
  */
 class Engine internal constructor(
@@ -37,7 +37,7 @@ class Engine internal constructor(
     /** Whether prompts may have pictures. */
     val readsPictures: Boolean = manifest.target.image != null && operators.kind == "native"
 
-    /** Why nothing is certain of what runs, a sentence each; empty = all files were compared with their SHA-256. */
+    /** Reasons why files are unproven, a sentence each; empty = all files were compared with their SHA-256. */
     val unproven: List<String> =
         if (check) emptyList() else listOf("the files were not compared with their SHA-256 (no check)")
     val context: Int = context ?: manifest.target.facts.context
@@ -48,7 +48,7 @@ class Engine internal constructor(
     internal val pictures: Pictures?
     private val store: NGramStore?
 
-    /** What a request gets that says nothing: the model's own sampling where the bundle has it, else greedy. */
+    /** Defaults of a request: the model's sampling if the bundle has it, else greedy. */
     val defaults = Settings(sampling = manifest.sampling)
     internal val eos: Set<Int> = manifest.eos.toSet()
     val allowance: Allowance
@@ -93,7 +93,7 @@ class Engine internal constructor(
             throw error
         }
         lanes = LanePool { Lane(bundle, model, ::draft, this.context, times, store, cache, encoding) }
-        // of files that were not checked nobody could say later whose keys and values those were; beside another source they are no use
+        // keys and values of unchecked files could belong to any bundle; with another source they are useless
         val kept = cache?.takeIf { promptCache > 0 && check && encoding == null }
         prompts = kept?.let { PromptCache(bundle, library, it, promptCache, paces) { copy -> onDecodeThread(copy) } }
     }
@@ -110,8 +110,8 @@ class Engine internal constructor(
 
     /**
      * Complete [prompt] as a stream of text.  Nothing runs before it is collected, decoding is at most a round ahead of the
-     * collector, and cancelling the collection ends the request after the round, or the piece of the prompt, at hand; its KV
-     * stays for the next one.  Of an encoder-decoder the prompt is what its encoder reads, as text or as token ids.
+     * collector, and cancelling the collection ends the request after the round, or the current piece of the prompt; its KV
+     * stays for the next one.  For an encoder-decoder the prompt is the encoder's input, as text or as token ids.
      */
     fun stream(prompt: String, settings: Settings = defaults): Flow<Chunk> {
         if (prompt.isBlank()) throw InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
@@ -120,7 +120,7 @@ class Engine internal constructor(
         return stream(texts.encode(prompt, settings.sourceLanguage, settings.targetLanguage), settings)
     }
 
-    /** Cut what the encoder is to read at ends of sentences into parts that it reads at once, without the spaces around them. */
+    /** Cut the encoder's input at ends of sentences into parts of its length, without the spaces around them. */
     fun cut(text: String, settings: Settings = defaults): List<String> {
         val texts = sources ?: return listOf(text)
         val most = manifest.target.source!!.most
@@ -148,15 +148,15 @@ class Engine internal constructor(
     private fun stream(prompt: IntArray, source: Source?, settings: Settings): Flow<Chunk> {
         if (settings.beams != null) {
             if (source == null) throw InvalidRequest("beams are searched for encoder-decoders, and this model is a decoder alone")
-            return flow { emit(searchBeams(source, settings).let { Chunk(it.text, null, result = it) }) } // it is there at the end
+            return flow { emit(searchBeams(source, settings).let { Chunk(it.text, null, result = it) }) } // complete at the end
         }
-        chooseFor(settings) // what cannot be served is refused here and now
+        chooseFor(settings) // reject what cannot be served at once
         return flow {
             begin(prompt, source, settings).use { request ->
                 while (true) {
                     currentCoroutineContext().ensureActive()
                     checkOpen()
-                    if (request.read()) { // somebody else's turn, or the end of this request
+                    if (request.read()) { // another request's turn, or the end of this one
                         yield()
                         continue
                     }
@@ -198,13 +198,13 @@ class Engine internal constructor(
     private suspend fun last(stream: Flow<Chunk>): Result =
         stream.last().result ?: throw EdgespecError("a request ended without a result")
 
-    /** Answer a conversation, written by the model's own template.  Earlier turns still in a slot are reused. */
+    /** Answer a conversation, formatted by the model's template.  Earlier turns still in a slot are reused. */
     fun chat(messages: List<Message>, settings: Settings = defaults): Result = generate(encodeChat(messages), settings)
     fun conversation(messages: List<Message> = emptyList(), settings: Settings = defaults) = Conversation(this, messages, settings)
     internal fun encodeChat(messages: List<Message>): IntArray = tokens(template.write(messages), messages.mapNotNull { it.picture }, false)
     fun encode(text: String): IntArray = codec.encode(text)
 
-    /** Token ids of [pictures] and a text behind them, to be given to `generate` or `stream`; what the tower makes of a new one takes time. */
+    /** Token ids of [pictures] and the text after them, for `generate` or `stream`; the vision encoder runs for new pictures. */
     fun encode(text: String, pictures: List<Picture>): IntArray = tokens(reader.written(text, pictures.size), pictures, true)
 
     private fun tokens(text: String, shown: List<Picture>, withSpecial: Boolean): IntArray =
@@ -219,7 +219,7 @@ class Engine internal constructor(
 
     val methods: List<String> get() = manifest.methods.keys.toList()
 
-    /** What differs from the source model whatever the method. */
+    /** Differences from the source model, independent of the method. */
     val approximations: List<String>
         get() {
             val form = if (manifest.target.highAlone) "the high 4 bits of int8" else manifest.target.format
@@ -258,7 +258,7 @@ class Engine internal constructor(
         allowance.renew(facts.available, textBytes)
     }
 
-    /** What a hot device is spared from the next round on; asked for once a second. */
+    /** Limits for a hot device from the next round on; asked for once per second. */
     internal fun spare(): Sparing {
         val asked = heat ?: return sparing
         if (felt != 0L && System.nanoTime() - felt < SECOND) return sparing
@@ -270,7 +270,7 @@ class Engine internal constructor(
 
     /**
      * Give memory back, without losing any text: [Trim.SOME] keeps the latest conversation's keys and values, [Trim.ALL]
-     * none, and not the draft model either; what is needed again is computed again.  Running requests go on.
+     * none, and not the draft model either; what is needed again is computed again.  Running requests continue.
      */
     fun trim(level: Trim) = onDecodeThread {
         lanes.clear(if (level == Trim.SOME) 1 else 0)
@@ -282,7 +282,7 @@ class Engine internal constructor(
         }
     }
 
-    /** Write what is to be kept of prompts, forget all slots and close the sessions; requests that still run fail with a clear error. */
+    /** Write pending prompts to the cache, drop all slots and close the sessions; running requests fail with a clear error. */
     override fun close() {
         if (!closed.compareAndSet(false, true)) return
         if (Thread.currentThread() !== decodeThread) prompts?.finish()

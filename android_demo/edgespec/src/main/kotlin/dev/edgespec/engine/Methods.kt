@@ -13,7 +13,7 @@ const val CHAIN = "chain" // several methods asked in turn: in every bundle
 const val AUTO = "auto" // the method of the best prediction, watched and changed while it decodes: in every bundle
 private const val CANDIDATES = 3 // most methods that auto chooses from
 
-/** A method picked for a request: its parameters, most guesses a round, and why this one. */
+/** A method for a request: its parameters, maximum guesses per round, and the reason. */
 data class MethodChoice(
     val name: String,
     val part: MethodPart,
@@ -25,10 +25,10 @@ data class MethodChoice(
 ) {
     fun uses(method: String): Boolean = name == method || proposers.any { it.name == method }
 
-    /** The methods of a chain, or those that auto chooses from; of one method none. */
+    /** The methods of a chain, or the candidates of auto; empty for one method. */
     val several: List<MethodChoice> get() = proposers + candidates
 
-    /** Auto with the [allowed] candidates alone; anything else, and auto without any, is as it was.  [why]: in words. */
+    /** Auto with only the [allowed] candidates; anything else, and auto without any, is unchanged.  [why]: the reason. */
     fun among(allowed: List<String>, why: String): MethodChoice {
         val (kept, dropped) = candidates.partition { it.name in allowed }
         if (kept.isEmpty() || dropped.isEmpty()) return this
@@ -37,7 +37,7 @@ data class MethodChoice(
     }
 }
 
-/** The wanted method, or auto: the one with the best predicted speed, and what to try if it does not pay. */
+/** The requested method, or auto: the one with the best predicted speed, and alternatives. */
 fun chooseMethod(manifest: Manifest, wanted: String?, drafts: DraftOptions = DraftOptions()): MethodChoice {
     val methods = manifest.methods
     val proposers = drafts.proposers
@@ -104,13 +104,13 @@ internal fun choice(manifest: Manifest, name: String, reason: String): MethodCho
 
 private val HEAVY = listOf("speculative") + DRAFTERS + listOf("medusa", "blockwise", "paradecode")
 
-/** Of several methods, the one that holds a model or heads of its own. */
+/** The one of several methods that has its own model or heads. */
 internal fun heaviest(choice: MethodChoice): String {
     val names = choice.several.map { it.name }.ifEmpty { listOf(choice.name) }
     return HEAVY.firstOrNull { it in names } ?: names[0]
 }
 
-/** How a request may run, and its lane, which is to be given back: what was counted of memory is what is taken. */
+/** How a request may run, and its lane, which the caller returns: the counted memory is the used memory. */
 internal fun Engine.admit(wanted: MethodChoice, prompt: Tokens, settings: Settings): Triple<MethodChoice, Admission, Lane> {
     lookAtMemory()
     val tokens = minOf(context, prompt.size + settings.length)

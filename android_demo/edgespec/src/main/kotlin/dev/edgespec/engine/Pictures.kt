@@ -46,8 +46,8 @@ internal class Sight(private val folder: File, private val model: ModelPart, pri
 }
 
 /**
- * What reads the pictures of an engine's prompts.  A picture's rows are made once, and found again by its digest as long as a
- * request has them in its text, or nobody needed others since.  Calls may come from any thread.
+ * Reader of the pictures of an engine's prompts.  A picture's rows are computed once, and found by its digest as long as a
+ * request has them in its text, or others need the room.  Calls may come from any thread.
  */
 internal class Pictures(bundle: Bundle, private val codec: TextCodec, open: Opener) {
     private class Seen(val number: Int, val text: String, val rows: FloatArray, val picture: Picture?) {
@@ -61,7 +61,7 @@ internal class Pictures(bundle: Bundle, private val codec: TextCodec, open: Open
     private val draft = bundle.manifest.draft?.takeIf { it.image != null }?.let { Sight(bundle.path, it, open) to it.facts.hidden }
     private val words = target.part.words
     private val numbers = HashMap<String, Int>() // of all that were ever seen, by digest
-    private val seen = LinkedHashMap<Int, Seen>() // by number; the one used last stands last
+    private val seen = LinkedHashMap<Int, Seen>() // by number, least recently used first
     private val making = Any()
 
     /** Token ids of a text with a placeholder for each of these pictures, in order. */
@@ -84,10 +84,10 @@ internal class Pictures(bundle: Bundle, private val codec: TextCodec, open: Open
         return tokens
     }
 
-    /** What pictures and a text behind them are without a template. */
+    /** Tokens of pictures and the text after them, without a template. */
     fun written(text: String, count: Int): String = words.written.ifEmpty { words.placeholder }.repeat(count) + text
 
-    /** Golden vectors, as prompts and what was written. */
+    /** Golden vectors: prompts and outputs. */
     fun golden(): List<Pair<() -> IntArray, IntArray>> = target.part.proof.map { vector ->
         val make = {
             val own = tokensOf(look(proofPicture(vector.height, vector.width))).iterator()
@@ -112,7 +112,7 @@ internal class Pictures(bundle: Bundle, private val codec: TextCodec, open: Open
         found
     }
 
-    /** Forget what nobody uses, but for the last one, beyond [KEPT_BYTES]. */
+    /** Drop unused rows beyond [KEPT_BYTES], except the last ones. */
     private fun trim() {
         val idle = seen.entries.filter { it.value.users == 0 && it.key != seen.keys.last() }
         var size = idle.sumOf { it.value.size }
@@ -151,7 +151,7 @@ internal class Pictures(bundle: Bundle, private val codec: TextCodec, open: Open
         draft?.first?.close()
     }
 
-    val instead: Int = words.id // what a draft sees that reads text alone
+    val instead: Int = words.id // the token for a draft that reads only text
 }
 
 /** The picture of golden vectors: stripes and bows of all colours. */

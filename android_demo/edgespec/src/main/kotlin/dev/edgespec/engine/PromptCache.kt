@@ -8,26 +8,26 @@ import java.io.IOException
 import java.util.concurrent.*
 
 /*
- * Prompts are read once: what passes left of them is kept on the disk, and found by the next process, as in Python
+ * Prompts are read once: their KV caches are kept on disk for the next process, as in Python
  * (edgespec/engine/prompt_cache.py), whose files these are.
  */
 
 private const val LEAST = 64 // tokens that a file must have more than the slot
-private const val EVERY = 2048 // tokens of a long prompt after which what was read so far is written
+private const val EVERY = 2048 // tokens of a long prompt between two writes
 private const val TRIES = 8 // beginnings of one text that are tried, where files are damaged or gone
 private const val MOST_STATES = 64L shl 20 // bytes of states that may wait to be written
 private const val MOST = 256 // texts that may wait
 private val NO_STATE = ByteArray(0)
 
 /**
- * The prompts of a loaded bundle, under [cache], in at most [limit] bytes.  For the decode thread alone, which runs what
+ * The prompts of a loaded bundle, under [cache], in at most [limit] bytes.  Only for the decode thread, which runs what
  * [between] is given between two rounds.
  */
 internal class PromptCache(
     private val bundle: Bundle, private val library: File?, private val cache: File, limit: Long,
     private val paces: Map<Boolean, Pace>, between: (() -> ByteArray?) -> ByteArray?,
 ) {
-    var worth = 1.0 // seconds: what is read again in less is not written
+    var worth = 1.0 // seconds: texts that are read again in less time are not written
     private val writer = PromptWriter(cache, limit, between)
     private val folders = HashMap<String, PromptFolder?>() // by weights
 
@@ -36,10 +36,10 @@ internal class PromptCache(
 
     /**
      * Let a slot, the target's or a [draft]'s, hold the longest beginning of a text that it or a file has, but for its last
-     * token; it gets room for [room] tokens -> what of it is on the disk; null = nothing is kept of this slot.
+     * token; it gets room for [room] tokens -> its part on disk; null = nothing is kept for this slot.
      */
     fun takeUp(slot: Slot, tokens: IntArray, room: Int, draft: Boolean): KeptText? {
-        if (draft && slot.stateful) return null // it reads again what it goes back to anyway
+        if (draft && slot.stateful) return null // it re-reads after going back in any case
         val folder = folders.getOrPut(slot.model.part.weights) {
             rootOf(originOf(bundle.manifest, slot.model, library), cache)?.let { PromptFolder(it, cache) }
         } ?: return null
@@ -55,10 +55,10 @@ internal class PromptCache(
         return KeptText(writer, folder, slot, found.length, paces.getValue(draft), worth)
     }
 
-    /** Fill a slot that holds [held] tokens of a text with what was found of it; false = a file was wrong, and is gone. */
+    /** Fill a slot that holds [held] tokens of a text from the cache; false = a file was wrong, and was deleted. */
     private fun restore(folder: PromptFolder, slot: Slot, text: IntArray, found: List<Piece>, held: Int, room: Int): Boolean {
         slot.reserve(room)
-        slot.settle() // what the last request left to the next pass
+        slot.settle() // pending work of the last request
         slot.takeUp(text.copyOf(found.length), found.length)
         val pieces = found.filter { it.stop > held || !it.whole }
         var done = false
@@ -67,7 +67,7 @@ internal class PromptCache(
             pieces.indices.toList().parallelStream().forEach { states[it] = read(folder, pieces[it], slot) }
             done = states.all { it != null } && slot.putState(states.last()!!) && slot.takenUp()
         } finally {
-            if (!done) slot.crop(if (slot.stateful) 0 else minOf(held, pieces[0].start)) // what was there may be written over
+            if (!done) slot.crop(if (slot.stateful) 0 else minOf(held, pieces[0].start)) // the old content may be overwritten
         }
         return done
     }
@@ -81,7 +81,7 @@ internal class PromptCache(
     }
 }
 
-/** What a slot's bytes belong to, by name, as Python says it.  Those of ONNX Runtime round by version and processor. */
+/** Identity of a slot's bytes, by name, as in Python.  Those of ONNX Runtime round by version and processor. */
 internal fun originOf(manifest: Manifest, model: Model, library: File?): Map<String, String> {
     val files = manifest.files
     val facts = linkedMapOf(
@@ -101,14 +101,14 @@ private fun processor(): String {
     return (listOf(System.getProperty("os.arch")) + said.distinct()).joinToString("; ")
 }
 
-/** A slot's text, of which [length] tokens are on the disk, and what is to come there; [pace]: how fast it is read. */
+/** A slot's text, of which [length] tokens are on disk, and pending writes; [pace]: reading speed. */
 internal class KeptText(
     private val writer: PromptWriter, private val folder: PromptFolder, private val slot: Slot, private var length: Int,
     private val pace: Pace, private val worth: Double,
 ) {
     private var stops: Set<Int> = emptySet()
 
-    /** Keep what is read of a prompt as it is read, at the [ends] of turns, at the end, and every [EVERY] tokens. */
+    /** Write a prompt during its prefill, at the [ends] of turns, at the end, and every [EVERY] tokens. */
     fun watch(tokens: IntArray, ends: List<Int>) {
         val last = tokens.size - 1
         stops = (ends + last + (EVERY until last step EVERY)).filter { it in length + 1..last }.toSet()
@@ -118,7 +118,7 @@ internal class KeptText(
     /** Bound the next piece, so that it ends where something is kept. */
     fun rows(most: Int): Int = minOf(most, stops.map { it - slot.tokens.size }.filter { it > 0 }.minOrNull() ?: most)
 
-    /** Write what the slot holds, the beginning of a text, if reading it again would take long. */
+    /** Write the slot's text, if reading it again would take long. */
     fun keep(text: IntArray) {
         val held = slot.tokens.commonPrefix(Tokens(text))
         if ((held - length) * pace.seconds < worth || held < LEAST) return
@@ -132,14 +132,14 @@ internal class KeptText(
     }
 }
 
-/** Writes in a thread of its own, a block at a time, while the slots still hold it. */
+/** Writes in a separate thread, block by block, while the slots still hold the text. */
 internal class PromptWriter(private val cache: File, private val limit: Long, private val between: (() -> ByteArray?) -> ByteArray?) {
     private val thread = ThreadPoolExecutor(
         1, 1, 1, TimeUnit.SECONDS, LinkedBlockingQueue(MOST),
         { run -> Thread(run, "edgespec-prompts").apply { isDaemon = true } }, ThreadPoolExecutor.DiscardPolicy(),
     ).apply { allowCoreThreadTimeOut(true) }
 
-    /** Line up a text that [slot] holds, and the [state] behind it; false = too much waits already. */
+    /** Queue a text that [slot] holds, and the [state] after it; false = the queue is full. */
     fun add(folder: PromptFolder, slot: Slot, text: IntArray, state: ByteArray): Boolean {
         val waiting = thread.queue.sumOf { (it as Wanted).state.size.toLong() }
         if (waiting > 0 && waiting + state.size > MOST_STATES) return false
@@ -171,7 +171,7 @@ internal class PromptWriter(private val cache: File, private val limit: Long, pr
             touch(pieces.map { it.file })
         }
 
-        /** Copy what the slot has of some tokens; null = it has gone on to another text, or is closed. */
+        /** Copy the slot's bytes of some tokens; null = it holds another text now, or is closed. */
         private fun copy(start: Int, stop: Int): ByteArray? = between {
             if (slot.tokens.commonPrefix(Tokens(text)) < stop) return@between null
             val parts = slot.part(start, stop)

@@ -25,10 +25,10 @@ internal class Request(
     private val logprobs = ArrayList<Double>()
     private var finish: String? = null
     private var released = false
-    private var heat: String? = null // what it cost, in words
-    private val kept = HashMap<Boolean, KeptText>() // what of the target's slot is on the disk, and of the draft's
+    private var heat: String? = null // its effect, as text
+    private val kept = HashMap<Boolean, KeptText>() // parts of the target's and the draft's slots on disk
 
-    private var sees = false // pictures, some rows of which may be read again: they are kept meanwhile
+    private var sees = false // pictures, some rows of which may be read again, so they are kept
 
     init {
         val (chosen, admitted, taken) = engine.admit(engine.chooseFor(settings), Tokens(prompt), settings)
@@ -74,7 +74,7 @@ internal class Request(
         kept[draft] = found.also { it.watch(prompt, ends) }
     }
 
-    /** Read some of what comes before the next round, so little that nobody waits for long -> whether there was any. */
+    /** Read a small piece of the pending prompt, so that other requests wait only briefly -> whether there was any. */
     fun read(): Boolean {
         val asked = rounds.unread() ?: return false
         val pace = engine.paces.getValue(asked.draft)
@@ -106,7 +106,7 @@ internal class Request(
             written.push(token)
             round.logprobs?.let { logprobs.add(it[at]) }
             val ended = round.finish == "eos" && at == round.tokens.size - 1
-            pieces.add(if (ended) "" else decoder.push(token)) // EOS is no text, even where it is a word
+            pieces.add(if (ended) "" else decoder.push(token)) // EOS is not text, even if it is a word
             if (decoder.stopped != null) {
                 finish = "stop"
                 break
@@ -165,10 +165,10 @@ internal class Request(
     }
 }
 
-/** Whether all of these hold: false where one does not, else null where one cannot be said. */
+/** Whether all of these hold: false if one does not, else null if one is unknown. */
 internal fun ofAll(claims: List<Boolean?>): Boolean? = if (false in claims) false else if (null in claims) null else true
 
-/** What a request gave; fields and their meaning are those of the Python side. */
+/** Result of a request; fields and their meaning are those of the Python side. */
 class Result(
     val text: String,
     val tokens: IntArray,
@@ -185,7 +185,7 @@ class Result(
     val logprobs: DoubleArray? = null,
     val predictedBytes: Long = 0,
     val modelSampling: Map<String, Double> = emptyMap(),
-    val unproven: List<String> = emptyList(), // why those two cannot be said, a sentence each: something was not checked
+    val unproven: List<String> = emptyList(), // why those two are unknown, a sentence each: something was not checked
 ) {
     val device = "cpu"
 }
@@ -207,12 +207,12 @@ internal fun keptOfModel(own: SamplingParams, used: SamplingParams): Map<String,
 
 private val SIZES = listOf(8, 16, 32, 64, 128) // rows of a chunk
 internal const val FIRST = 16 // while nothing is known; a prompt with no more left is read to its end
-private const val ALONE = 0.08 // seconds of a chunk: as long as somebody who comes now has to wait
-private const val BESIDE = 0.03 // as long as somebody who is there has to
-private const val GAIN = 0.9 // a larger chunk is worth its time where a row of it costs at most so much of a smaller one's
+private const val ALONE = 0.08 // seconds of a chunk: the wait of a new request
+private const val BESIDE = 0.03 // the wait of a running request
+private const val GAIN = 0.9 // a larger chunk is used if its row costs at most this share of a smaller one's
 private const val FORGET = 256 // chunks after which larger ones are tried again
 
-/** Bounds chunks of a prompt by time; a request alone takes larger ones where they are cheaper by the row. */
+/** Bounds chunks of a prompt by time; a single request takes larger ones if they are cheaper per row. */
 internal class Pace {
     private var cost = LinkedHashMap<Int, Double>() // seconds of a row, by rows of the chunk
     private var chunks = 0
@@ -239,7 +239,7 @@ internal class Pace {
         return size * cost.getValue(nearest) <= if (alone) ALONE else BESIDE
     }
 
-    /** A chunk took so long.  What changed since, the depth or other load, changed for all sizes. */
+    /** Record the time of a chunk.  What changed since, the depth or other load, changed for all sizes. */
     fun took(rows: Int, seconds: Double) {
         if (rows !in SIZES) return // the last one of a prompt
         val now = seconds / rows

@@ -2,11 +2,11 @@ package dev.edgespec.engine
 
 /* Long texts for a model that reads short ones: cut at ends of sentences (edgespec/engine/sentences.py). */
 
-// behind a full stop and what closes after it, where white space or, in scripts without it, anything comes next
+// after a full stop and closing characters, where white space or, in scripts without it, anything comes next
 private val ENDS = Regex("(?<=[.!?\u2026])[\"'\u2019\u201d)\\]]*[\\s\u0085\u001c-\u001f\\p{Z}]+|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*[\\s\\p{Z}]*|\n+")
 private val WORDS = Regex("\\S+\\s*|\\s+")
 
-/** Cut a text behind every sentence, without losing a character. */
+/** Cut a text after every sentence, without losing a character. */
 private fun sentences(text: String): List<String> {
     var begin = 0
     val found = ENDS.findAll(text).map { end -> text.substring(begin, end.range.last + 1).also { begin = end.range.last + 1 } }.toList()

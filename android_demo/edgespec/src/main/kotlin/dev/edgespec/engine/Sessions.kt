@@ -26,7 +26,7 @@ class Lane internal constructor(
     private var source: Source? = null
     val target: Slot = openSlot(model, context).also { encoding?.attend("target", it, null) }
     var asked = 0 // tokens of the last prompt, up to the end of its last turn
-    var shared = 0 // tokens of it that another lane's text begins with, too: others are likely to
+    var shared = 0 // tokens shared with the beginning of another lane's text
     private val slots = linkedMapOf("target" to target) // open ones, by the names of their models
     private val parts = Parts(bundle.manifest, target, ::openDraft, { verifyCosts(null) }, store, cache)
     private val inner = Latest<Pair<String, DraftOptions>>()
@@ -91,7 +91,7 @@ class Lane internal constructor(
 
     val kvBytes: Long get() = slots.values.sumOf { it.kvBytes }
 
-    /** Let all slots hold so many tokens of whatever keys and values. */
+    /** Let all slots hold this many tokens of arbitrary keys and values. */
     internal fun standIn(tokens: Int) = slots.values.forEach { it.standIn(minOf(tokens, it.context - 2)) }
 
     /** Is called with the slot of the draft model, at once or when a method asks for it. */
@@ -135,21 +135,21 @@ class Lane internal constructor(
 }
 
 private class Found(val lane: Lane, prompt: Tokens) {
-    val common = lane.target.tokens.commonPrefix(prompt) // tokens that its text begins with, too
-    val lent = minOf(common, maxOf(prompt.size - 1, 0)) // those that may be taken up: the prompt's last one is read in any case
+    val common = lane.target.tokens.commonPrefix(prompt) // common prefix with its text
+    val lent = minOf(common, maxOf(prompt.size - 1, 0)) // reusable tokens: the prompt's last one is read in any case
     val reused = lane.target.cropped(lent) // tokens that need not be read again, fewer where states go back to a checkpoint
 
-    /** Whether it goes on from all that was asked; the last answer may be left out, and the question end in other tokens. */
+    /** Whether it continues the whole conversation; the last answer may be left out, and the question end in other tokens. */
     val goesOn = lane.target.tokens.size - common <= FEW || common > maxOf(FEW, lane.asked - 2)
 }
 
-/** Hands every request a lane, its conversation's or one that nobody will come back to; for the decode thread alone. */
+/** Hands every request a lane, its conversation's or an abandoned one; only for the decode thread. */
 class LanePool(private val make: () -> Lane) {
     private val idle = ArrayList<Lane>() // the one that was used last is last
     private val busy = ArrayList<Lane>()
 
     /**
-     * The idle lane whose text the prompt goes on from; else a new one, where there is [room], else the one not used for
+     * The idle lane whose text the prompt continues; else a new one, where there is [room], else the one not used for
      * longest.  Of idle lanes as many are freed as hold more than [spare] bytes of KV; null = any number may stay.
      */
     fun take(prompt: Tokens, room: Boolean = true, spare: Long? = null): Lane {
@@ -166,7 +166,7 @@ class LanePool(private val make: () -> Lane) {
         return lane.also { busy.add(it) }
     }
 
-    /** An idle lane, for whoever leaves its text as it is, or a new one. */
+    /** An idle lane for a caller that keeps its text, or a new one. */
     fun any(): Lane = (idle.removeLastOrNull() ?: make()).also { busy.add(it) }
 
     private fun next(prompt: Tokens, room: Boolean): Lane? {
@@ -181,7 +181,7 @@ class LanePool(private val make: () -> Lane) {
         while (idle.size > MOST_IDLE) idle.removeAt(0).close()
     }
 
-    /** End a lane that is in use, whose text is nobody's. */
+    /** End a lane in use whose text has no owner. */
     fun drop(lane: Lane) {
         busy.remove(lane)
         lane.close()

@@ -13,10 +13,10 @@ import kotlinx.coroutines.runBlocking
 
 private const val FRAME = 0.01 // seconds
 private const val TIME_STEP = 0.02 // seconds between two tokens of times
-private const val FRESH = 0.5 // temperature above which a window's text is no prompt for the next
+private const val FRESH = 0.5 // above this temperature, a window's text is not a prompt for the next
 
 /**
- * What a transcription may set; fields and defaults are the Python side's.  [language]: null = it is detected in the first window;
+ * Settings of a transcription; fields and defaults are the Python side's.  [language]: null = it is detected in the first window;
  * [task]: transcribe, or translate into English; [temperatures] are tried in turn, until a text is likely enough; null of a
  * threshold = it does not count.
  */
@@ -34,7 +34,7 @@ data class TranscriptionSettings(
 /** A sentence or so, from [start] to [end] in seconds of the recording; [tokens] with those of times; [result]: of its window. */
 class Segment(val start: Double, val end: Double, val text: String, val tokens: IntArray, val language: String?, val result: Result)
 
-/** What comes of a recording: a [segment] that is whole, or the [text] of the window at hand as it grows. */
+/** Output of a recording: a complete [segment], or the growing [text] of the current window. */
 class Heard(val text: String, val segment: Segment? = null)
 
 /** Which tokens may come where in a transcript, as Whisper was trained to write it (the Python side's decoding/speech_rules.py). */
@@ -59,7 +59,7 @@ internal class SpeechRules(
         return mask
     }
 
-    /** Leave what may follow [text]: times in pairs, and none before another. */
+    /** Allow only valid next tokens after [text]: times in pairs, in ascending order. */
     private fun pair(mask: BooleanArray, text: List<Int>) {
         if (text.isEmpty()) {
             mask.fill(false, 0, first)
@@ -69,13 +69,13 @@ internal class SpeechRules(
         val ends = text.last() >= first
         val opens = ends && (text.size < 2 || text[text.size - 2] >= first) // that time begins a segment: words come next
         if (opens) mask.fill(false, first, mask.size)
-        else if (ends) mask.fill(false, 0, eos) // behind the end of a segment comes the beginning of another, or the end of the text
+        else if (ends) mask.fill(false, 0, eos) // the end of a segment is followed by the start of another, or the end of the text
         val latest = text.lastOrNull { it >= first } ?: return
         // a segment may begin where one ends, but not end where it begins
         mask.fill(false, first, minOf(mask.size, latest + if (ends && !opens) 0 else 1))
     }
 
-    /** Leave times alone where, all together, they are likelier than every other token. */
+    /** Allow only times if their total probability exceeds that of every other token. */
     private fun preferTimes(mask: BooleanArray, row: FloatArray) {
         fun likeliest(tokens: IntRange) = tokens.filter { mask[it] }.maxOfOrNull { row[it].toDouble() } ?: Double.NEGATIVE_INFINITY
         val times = first until row.size
@@ -118,7 +118,7 @@ private class Listener(private val engine: Engine, private val asked: Transcript
         ?: throw InvalidRequest("this bundle's model reads text, not sound: expected one that hears", "such as openai/whisper-small")
     private val features = manifest.target.source?.features ?: throw InvalidRequest("this bundle's model has no features of sound", "such as openai/whisper-small")
     private val vocab = manifest.target.facts.vocab
-    private val end = manifest.eos.min() // special tokens and times are behind it
+    private val end = manifest.eos.min() // special tokens and times come after it
     private val first = speech.noTimestamps + 1
     private var language = spoken()
     private var window: Source? = null
@@ -136,7 +136,7 @@ private class Listener(private val engine: Engine, private val asked: Transcript
         var seek = 0
         while (seek < frames) {
             val held = minOf(features.frames, frames - seek)
-            // only a first window has silence behind its sound
+            // only a first window has silence after its sound
             val heard = if (seek == 0) sound.part(0, features.frames) else sound.part(seek, held).part(0, features.frames)
             window = Source.of(encoderRows(heard, features), 3 * features.columns, intArrayOf(speech.start))
             if (language == null) language = detected()
@@ -166,7 +166,7 @@ private class Listener(private val engine: Engine, private val asked: Transcript
     private suspend fun detected(): String =
         row(intArrayOf(speech.start)).let { row -> speech.languages.maxByOrNull { row[it.value] }!!.key }
 
-    /** How likely nobody speaks in the window; null = it is not asked. */
+    /** Probability that the window has no speech; null = not computed. */
     private suspend fun silence(begin: IntArray): Double? {
         if (asked.mostSilence == null || speech.noSpeech == null) return null
         return exp(logSoftmaxAt(row(begin), speech.noSpeech))
@@ -225,7 +225,7 @@ private class Listener(private val engine: Engine, private val asked: Transcript
     private fun text(tokens: List<Int>): String = engine.decode(tokens.filter { it < end }.toIntArray())
 }
 
-/** Hear a recording, one channel at [RATE]: a flow that runs as [Engine.stream]'s does. */
+/** Transcribe a recording, one channel at [RATE]: a flow like that of [Engine.stream]. */
 fun Engine.transcription(
     samples: FloatArray, asked: TranscriptionSettings = TranscriptionSettings(), settings: Settings = defaults,
 ): Flow<Heard> = Listener(this, asked, settings).run(samples)
