@@ -5,7 +5,7 @@ import dev.edgespec.InvalidRequest
 import kotlin.math.*
 
 /*
- * Beam search: several texts at once, of which the likeliest go on (Graves, arXiv 1211.3711; Wu et al., 1609.08144), with the
+ * Beam search: the most likely of several texts continue (Graves, arXiv 1211.3711; Wu et al., 1609.08144), with the
  * scores, length penalty and ends of Hugging Face transformers, as edgespec/decoding/beams.py has them.
  */
 
@@ -13,7 +13,7 @@ const val MOST_BEAMS = 64
 
 /**
  * How beams are searched.  A finished text's score is its log-probability over its length to the power of [lengthPenalty].
- * [earlyStopping]: the search ends when as many texts as [beams] are finished; else when none that goes on can, at its length, be
+ * [earlyStopping]: the search ends when as many texts as [beams] are finished; else when no live one can, at its length, be
  * better than the worst of them, and of "never" at no length.  Null = as the model has it, else 1 and "false".
  */
 data class BeamOptions(val beams: Int = 4, val lengthPenalty: Double? = null, val earlyStopping: String? = null) {
@@ -33,7 +33,7 @@ class Beam(val tokens: List<Int>, val score: Float, val finished: Boolean = fals
 
 /**
  * A search, step by step.  [options]: nothing of them null; [longest]: tokens that a text may come to have, those that it [begin]s
- * with included, of which [counted] are no part of a text's length.
+ * with included, of which [counted] do not count in a text's length.
  */
 internal class BeamSearch(
     begin: List<Int>, private val options: BeamOptions, private val sampling: SamplingParams, private val eos: Set<Int>,
@@ -42,7 +42,7 @@ internal class BeamSearch(
     private val penalty = options.lengthPenalty!!
     private var improves = true
 
-    /** The texts that go on, the best first, and which of those before each of them continues. */
+    /** The live texts, best first, and the parent of each. */
     var going = listOf(Beam(begin, 0f))
         private set
     var parents: List<Int> = emptyList()
@@ -51,12 +51,12 @@ internal class BeamSearch(
     var over = false
         private set
 
-    /** The best finished text; before there is one, the best of those that go on. */
+    /** The best finished text; before there is one, the best live one. */
     val best: Beam get() = if (done[0].finished) done[0] else going[0]
 
     private class Next(val parent: Int, val token: Int, val score: Float)
 
-    /** Continue the texts that go on; [logits]: a row of each. */
+    /** Continue the live texts; [logits]: one row each. */
     fun step(logits: Matrix) {
         val length = going[0].tokens.size + 1
         val kept = maxOf(2, 1 + eos.size) * options.beams
@@ -98,7 +98,7 @@ internal class BeamSearch(
         done = (done + ended.map { Beam(going[it.parent].tokens + it.token, it.score / power, true) }).sortedByDescending { it.score }.take(options.beams)
     }
 
-    /** Whether a text that goes on may still become better than the worst finished one. */
+    /** Whether a live text may still become better than the worst finished one. */
     private fun canImprove(length: Int): Boolean {
         val hoped = (if (options.earlyStopping == "never" && penalty > 0) longest else length) - counted
         return !done.all { it.finished } || going[0].score / hoped.toDouble().pow(penalty).toFloat() > done.last().score

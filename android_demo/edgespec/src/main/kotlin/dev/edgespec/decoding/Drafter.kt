@@ -11,7 +11,7 @@ import kotlin.math.abs
 
 private const val OFF = 1e-3 // how far the probabilities of a guess may sum from 1
 
-/** A request as its drafter sees it: the prompt, or all text so far where a drafter is taken up in the middle; what an encoder read. */
+/** A request as its drafter sees it: the prompt, or all text so far if a drafter starts in the middle; the encoder's input. */
 class DraftRequest(
     val tokens: Tokens, val params: SamplingParams = SamplingParams(), val noise: Noise = Noise(0), val stats: Stats = Stats(),
     val source: IntArray = NONE,
@@ -20,14 +20,14 @@ class DraftRequest(
 /** States of the target that a drafter may need: of the last layer, or auxiliary ones of every token. */
 enum class State { HIDDEN, AUX_HIDDEN }
 
-/** Of the next proposal, before it is made: its bucket, and [budget + 1] rows of the pass over it cut at each depth. */
+/** Forecast of the next proposal: its bucket, and [budget + 1] rows of the pass over it cut at each depth. */
 class Forecast(val bucket: Int? = null, val rows: IntArray? = null)
 
-/** Whatever guesses; a failing hook costs the request its drafter, never its text; only [name] and [propose] are needed. */
+/** Any source of guesses; a failing hook costs the request its drafter, never its text; only [name] and [propose] are needed. */
 interface Drafter {
     val name: String // the method, as the bundle calls it
     val cheap: Boolean get() = false // whether proposing costs next to nothing
-    val stepsAtOnce: Boolean get() = false // whether proposing costs the same however deep the proposal
+    val stepsAtOnce: Boolean get() = false // whether proposing costs the same at any depth
 
     /** False if its last proposal first had to read tokens that it missed while it was not asked. */
     val caughtUp: Boolean get() = true
@@ -42,7 +42,7 @@ interface Drafter {
 
     /** States of the target that [observe] needs; auxiliary ones of every token: see [begin] and [absorb]. */
     val wants: Set<State> get() = emptySet()
-    val reason: String get() = "" // what it has to say of a request, in words
+    val reason: String get() = "" // its remark about a request
     val proposer: String get() = name // the method that made the last proposal
 
     /** A request begins; returns how many of its first tokens it needs no auxiliary states of, null = all. */
@@ -51,28 +51,28 @@ interface Drafter {
 
     /** Read at most [most] tokens (0 = only ask) that the next proposal needs; returns how many are left, 0 if none is due. */
     fun prefill(tokens: Tokens, most: Int): Int = 0
-    fun forecast(budget: Int): Forecast = Forecast() // what is known of the next proposal before it is made
+    fun forecast(budget: Int): Forecast = Forecast() // facts about the next proposal before it is made
 
-    /** Guess what follows [tokens], the pending one last; [budget]: deepest guess allowed, >= 1. */
+    /** Guess the tokens after [tokens], the pending one last; [budget]: deepest guess allowed, >= 1. */
     fun propose(tokens: Tokens, budget: Int): Proposal
 
     /** Learn from a round: row 0 of [output] follows the pending token, row i + 1 node i. */
     fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
 
-    /** Learn what the round took; with the empty proposal, where it guessed nothing, what others' rows did. */
+    /** Learn the cost of the round; for an empty proposal, that of other rows. */
     fun timed(proposal: Proposal, time: RoundTime) = Unit
 
-    /** What runs one draft step, to be timed before the first request, or the [first] of a round where that takes another time. */
+    /** Run one draft step for timing, or the [first] of a round if it costs differently. */
     fun dryStep(first: Boolean): (() -> Any)? = null
 
-    fun learned(): Any? = null // a copy of what requests have shown, for one of its kind that begins elsewhere; null = nothing
-    fun goOnFrom(learned: Any) = Unit // begin with what another one of its kind has [learned]
+    fun learned(): Any? = null // a copy of the learned state, for another drafter of its kind; null = none
+    fun goOnFrom(learned: Any) = Unit // start from the state that another one of its kind has [learned]
 
-    /** Go on without the drafter inside that is in use, which has failed; false = there is none left. */
+    /** Continue without the inner drafter in use, which has failed; false = none is left. */
     fun lose(why: String): Boolean = false
 }
 
-/** Stands between the loop and a drafter, which is dropped at its first failure; the reason is kept. */
+/** Guards the loop against a drafter, which is dropped at its first failure; the reason is kept. */
 class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int>, private val target: Target) {
     private var drafter: Drafter? = drafter
     private val vocab = target.vocabSize
@@ -81,13 +81,13 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
         private set
 
     private fun drop(where: String, error: Throwable) {
-        // an error of the machine (out of memory) may be a drafter's too; a cancelled coroutine is nobody's failure
+        // an error of the machine (out of memory) may be a drafter's too; a cancelled coroutine is not a failure
         if (error is CancellationException || error is InterruptedException) throw error
         val mine = drafter
         var why = stats.drop(mine?.name ?: "", where, "${error.javaClass.simpleName}: ${error.message}")
         try {
             if (mine?.lose(why) == true) return
-        } catch (second: Throwable) { // then the whole of it goes
+        } catch (second: Throwable) { // then all of it is dropped
             why += "; ${second.javaClass.simpleName}: ${second.message}"
         }
         drafter = null
@@ -128,7 +128,7 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
         return wants
     }
 
-    /** Ask for a proposal, refuse nonsense, and cut what cannot be written. */
+    /** Get a proposal, reject invalid ones, and cut tokens beyond the limits. */
     private fun checked(drafter: Drafter, tokens: Tokens, budget: Int): Proposal {
         var proposal = drafter.propose(tokens, budget)
         if (proposal.empty) return Proposal.EMPTY
@@ -142,7 +142,7 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
     }
 }
 
-/** Refuse what is no proposal over a vocabulary of [vocab] tokens. */
+/** Reject an invalid proposal over a vocabulary of [vocab] tokens. */
 internal fun Proposal.check(vocab: Int) {
     require(tokens.all { it in 0 until vocab }) { "a guess outside the vocabulary of $vocab" }
     // before anything walks up the tree: in a circle it would walk for ever
@@ -153,7 +153,7 @@ internal fun Proposal.check(vocab: Int) {
     require(probs.size == size && probs.all { it.size == vocab }) {
         "draft probabilities must be of shape ($size, $vocab), not (${probs.size}, ${probs.firstOrNull()?.size})"
     }
-    // NaN fails the comparison too; with a q that is no distribution, rejection would change the text's
+    // NaN fails the comparison too; with a q that is not a distribution, rejection would change the text's
     require(probs.all { q -> q.all { it >= 0 } && abs(q.sum() - 1) < OFF }) {
         "draft probabilities must be finite, at least 0 and sum to 1 for each guess"
     }

@@ -91,7 +91,7 @@ class Rounds(
     // one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
     private val budget: Int get() = minOf(minOf(gamma, most ?: gamma), left - 1, target.context - tokens.size - 1)
 
-    /** What is to be read before the next round: the prompt, then what a draft model needs; null = nothing. */
+    /** Pending input before the next round: the prompt, then the draft model's; null = nothing. */
     fun unread(): Unread? {
         if (!begun) begin()
         if (held < prompted) return Unread(prompted - held, draft = false)
@@ -120,7 +120,7 @@ class Rounds(
         stats.prefillMs += since(start)
     }
 
-    /** The next round; there must be one ([finish] is null).  What is still to be read is read at once. */
+    /** The next round; there must be one ([finish] is null).  Pending input is read at once. */
     fun next(): Round {
         check(finish == null) { "the request has ended: $finish" }
         while (unread() != null) read(Int.MAX_VALUE)
@@ -142,7 +142,7 @@ class Rounds(
         val verdict = verify(proposal, sampler, noise, settings.accept)
         keepsText = keepsText && keepsText(proposal, sampler, settings.accept, target.exactTrees)
 
-        // commit: the slot keeps the row that each new token was chosen from and forgets those of refused guesses; the last
+        // commit: the slot keeps the row that each new token was chosen from and drops those of rejected guesses; the last
         // token is the new pending one, whose own row comes with the next pass
         val emitted = emitted(proposal, verdict)
         val rows = verdict.rows.copyOf(emitted.size)

@@ -1,11 +1,11 @@
 package dev.edgespec.decoding
 
-/** What drafting has run of the pass that verifies a chain: the layers before [layer], to the residual stream [rows, width] there. */
+/** Part of the verifying pass that drafting has run: the layers before [layer], to the residual stream [rows, width] there. */
 class HeadStart(private val hidden: FloatArray, private val rows: Int, private val layer: Int) {
     /** The first [rows] rows, the pending token's included. */
     fun truncated(rows: Int) = if (this.rows <= rows) this else HeadStart(hidden.copyOf(hidden.size / this.rows * rows), rows, layer)
 
-    /** Refuse what is not of [proposal], or what [target] cannot go on from: in its pass that would be its failure. */
+    /** Reject a head start that does not fit [proposal], or that [target] cannot continue from. */
     fun check(target: LayeredTarget?, proposal: Proposal) {
         require(target != null) { "layers have run ahead, but the target cannot go on from them" }
         require(proposal.parents == null && rows == proposal.size + 1) { "expected ${proposal.size + 1} rows of a chain, got $rows" }
@@ -24,8 +24,8 @@ class HeadStart(private val hidden: FloatArray, private val rows: Int, private v
  *
  * @property tokens [n], the guesses.
  * @property parents [n], index of each node's parent, -1 = the pending token.
- * @property probs [n][vocab], the draft distribution each token was drawn from; null = a deterministic guess.
- * @property replacement whether siblings were drawn with replacement.
+ * @property probs [n][vocab], the draft distribution each token was sampled from; null = a deterministic guess.
+ * @property replacement whether siblings were sampled with replacement.
  * @property bucket how sure the drafter is: adaptive control keeps one acceptance record per label.
  * @property headStart layers of the pass that ran while the guesses were made; there may be one without guesses.
  */
@@ -34,7 +34,7 @@ data class Proposal(
     val replacement: Boolean = true, val bucket: Int = 0, val headStart: HeadStart? = null,
 ) {
     val size: Int get() = tokens.size
-    val empty: Boolean get() = size == 0 && headStart == null // whether it has nothing to verify and nothing to go on from
+    val empty: Boolean get() = size == 0 && headStart == null // whether it has nothing to verify and no head start
 
     fun parent(node: Int): Int = if (parents == null) node - 1 else parents[node]
 
@@ -78,7 +78,7 @@ data class Proposal(
         return (0 until size).filter { parents[it] == node }.toIntArray()
     }
 
-    /** How many depths' guesses were tested, given the accepted [path]: its own, and the refused one's. */
+    /** How many depths' guesses were tested, given the accepted [path]: its depths, and the rejected one's. */
     fun tested(path: IntArray): Int = path.size + if (children(path.lastOrNull() ?: -1).isNotEmpty()) 1 else 0
 
     /** The drafter's first choices below the accepted [path]. */

@@ -8,7 +8,7 @@ import kotlin.math.*
 /* From a row of logits to a token, by the Gumbel-max trick: step by step as in Python, in float32 too, so that text is the same. */
 
 private const val FIRST_NUCLEUS = 64 // top-p sorts this many candidates first, and 16 times more while they hold too little
-private const val MANY = 4096 // in a larger support, tokens NEAR nats below the best are looked at by noise alone
+private const val MANY = 4096 // in a larger support, tokens NEAR nats below the best are checked only by noise
 private const val NEAR = 8.0
 
 /**
@@ -16,12 +16,12 @@ private const val NEAR = 8.0
  * the prefix decides: every lossless method stays so.
  */
 interface Constraint {
-    val scored: Boolean get() = false // log-probabilities are told under it; else they are the unadjusted model's
+    val scored: Boolean get() = false // log-probabilities include it; else they are the unadjusted model's
 
     /** [vocab]: which tokens may follow [prefix], prompt included; [row]: the logits there, after bias and penalties. */
     fun allowed(prefix: List<Int>, row: FloatArray): BooleanArray
 
-    /** The token that must follow [prefix], where its end alone decides; null = there is none such. */
+    /** The token that must follow [prefix], if only its end decides; null = none. */
     fun forced(prefix: List<Int>): Int? = null
 }
 
@@ -60,7 +60,7 @@ data class SamplingParams(
     val adjusts: Boolean get() = logitBias.isNotEmpty() || readsPrefix // whether single logits are changed
     val plainGreedy: Boolean get() = greedy && !adjusts // whether the token is the argmax of the raw row
 
-    /** Whether drawn guesses are verified by rejection sampling; else all guesses are verified by matching. */
+    /** Whether sampled guesses are verified by rejection sampling; else all guesses are verified by matching. */
     val rejects: Boolean get() = !greedy && acceptance == "rejection"
 
     /** Whether the seed decides the text together with how much is guessed: guesses use up random numbers. */
@@ -107,7 +107,7 @@ fun adjusted(logits: FloatArray, params: SamplingParams, prefix: List<Int>): Flo
     return row
 }
 
-/** The tokens that can be drawn: [ids] [k], ascending, and [logits] [k], whose softmax is their distribution. */
+/** The tokens that can be sampled: [ids] [k], ascending, and [logits] [k], whose softmax is their distribution. */
 class Support(val ids: IntArray, val logits: DoubleArray) {
     /** [k], sums to 1. */
     fun probs(): DoubleArray {
@@ -151,7 +151,7 @@ class Support(val ids: IntArray, val logits: DoubleArray) {
     }
 }
 
-/** Ascending: indices of the [count] largest of [values] and of what ties with the last. */
+/** Ascending: indices of the [count] largest of [values], and of ties with the last. */
 internal fun top(values: DoubleArray, count: Int): IntArray {
     if (count >= values.size) return IntArray(values.size) { it }
     val largest = PriorityQueue<Double>(count) // so far, the least first
@@ -229,7 +229,7 @@ fun logSoftmaxAt(logits: FloatArray, token: Int): Double {
     return (logits[token] - most).toDouble() - ln(logits.sumOf { exp((it - most).toDouble()).toFloat().toDouble() })
 }
 
-/** What sampling says about each row of one target pass: row 0 follows the pending token, row i + 1 node i. */
+/** Sampling results for each row of one target pass: row 0 follows the pending token, row i + 1 node i. */
 class RowSampler(
     private val output: Pass, private val tokens: Tokens, private val proposal: Proposal, private val params: SamplingParams,
     private val noise: Noise,
@@ -286,14 +286,14 @@ class RowSampler(
         return logits.indices.count { logits[it] > mine || (it < token && logits[it] == mine) }
     }
 
-    /** Log-probability of [token] at [row] by the model itself: before bias, penalty and truncation, but for a scored constraint. */
+    /** Log-probability of [token] at [row] by the model itself: before bias, penalty and truncation, except for a scored constraint. */
     fun logprob(row: Int, token: Int): Double {
         val logits = output.logits.row(row)
         return logSoftmaxAt(if (params.constraint?.scored == true) adjusted(logits, params, seen(row)) else logits, token)
     }
 }
 
-/* Counter-based randomness, Python's numbers: hashes of (seed, position, stream, token), whatever pass reaches a position. */
+/* Counter-based randomness, Python's numbers: hashes of (seed, position, stream, token), independent of the pass. */
 
 private const val GOLDEN = -0x61c8864680b583ebL // 0x9E3779B97F4A7C15; splitmix64 (Steele et al. 2014)
 private const val MIX1 = -0x40a7b892e31b1a47L // 0xBF58476D1CE4E5B9

@@ -5,10 +5,10 @@ import dev.edgespec.drafters.Proposer
 
 const val MAX_NEW_TOKENS = 128
 const val SHADOW_EVERY = 16 // rounds between two comparisons with plain decoding, where acceptance is lossy
-const val MOST_NODES = 64 // of a tree of guesses: exported graphs have room for so many beyond the context
+const val MOST_NODES = 64 // of a tree of guesses: exported graphs have this much room beyond the context
 private const val MOST_CYCLES = 16
 
-/** What shapes the guesses of some methods; null = what the bundle or the method has found best. */
+/** Options of the guesses of some methods; null = the bundle's or the method's best. */
 data class DraftOptions(
     val branch: List<Int>? = null, val nodes: Int? = null, val threshold: Double? = null, val kind: String = "text",
     val cycles: Int? = null, val proposers: List<String> = emptyList(), val search: Double = 0.02,
@@ -33,9 +33,9 @@ data class DraftOptions(
 }
 
 /**
- * What one request may set; each field has the default and the meaning of the Python side's.  [prediction]: text that is expected;
+ * Settings of one request; each field has the default and the meaning of the Python side's.  [prediction]: expected text;
  * [maxNewTokens]: null = as many as an encoder-decoder wants, else [MAX_NEW_TOKENS]; the languages are those of a translation;
- * [beams]: search so many texts at once for the likeliest, of encoder-decoders and by `generate` alone.
+ * [beams]: beam search, only for encoder-decoders and `generate`.
  */
 data class Settings(
     val method: String? = null, val maxNewTokens: Int? = null, val gamma: Int? = null, val fallback: Boolean = true,
@@ -44,7 +44,7 @@ data class Settings(
     val shadow: Int? = null, val accept: Accept = Accept.EXACT, val proposer: Proposer? = null, val prediction: String? = null,
     val sourceLanguage: String? = null, val targetLanguage: String? = null, val beams: BeamOptions? = null,
 ) {
-    val length: Int get() = maxNewTokens ?: MAX_NEW_TOKENS // most tokens to write
+    val length: Int get() = maxNewTokens ?: MAX_NEW_TOKENS // maximum number of new tokens
 
     init {
         if (shadow != null && shadow < 0) throw InvalidRequest("shadow $shadow: expected a number of rounds, or 0 for no comparison")

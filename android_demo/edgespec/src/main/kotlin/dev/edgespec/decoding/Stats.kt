@@ -4,7 +4,7 @@ private const val WINDOW = 64 // rounds that [Stats.recent] holds
 const val PLAIN = "plain"
 
 /**
- * One round: what proposing took, and the pass over [rows] rows, the pending token's included; who guessed ([PLAIN] = nobody),
+ * One round: cost of proposing, and of the pass over [rows] rows, the pending token's included; the proposer ([PLAIN] = none),
  * [tokens] written, [drafted] guesses verified, [accepted] of them written; [work]: rows run through all layers, or as much.
  */
 data class RoundTime(
@@ -12,10 +12,10 @@ data class RoundTime(
     val accepted: Int = 0, val work: Double = 1.0,
 )
 
-/** Method auto went from one method to another after so many rounds of the request. */
+/** A switch of method auto, with its round in the request. */
 class Switched(val round: Int, val left: String, val taken: String, val why: String)
 
-/** What a request did, where its time went, what its drafter decided and expected; work, a proxy of energy, in rows. */
+/** Counters and times of a request, decisions and forecasts of its drafter; work, a proxy of energy, in rows. */
 class Stats {
     var promptTokens = 0
     var reusedTokens = 0 // of the prompt, whose KV was still in the slot
@@ -41,7 +41,7 @@ class Stats {
     val recent = ArrayDeque<RoundTime>()
     private var work = 0.0
 
-    // what control decided, and expects of the current proposal: tokens, and time in plain steps
+    // decisions of control, and its forecast for the current proposal: tokens, and time in plain steps
     var expected: Pair<Double, Double>? = null
     var plainMs: Double? = null
     var steps = 0
@@ -54,7 +54,7 @@ class Stats {
     private var measured = 0.0 to 0.0 // the same by the clock
 
     // written tokens compared with plain decoding's
-    var shadowEvery = 0 // one round in so many is compared; 0 = none
+    var shadowEvery = 0 // compare one round in N; 0 = none
     var shadowChecked = 0
         private set
     var shadowAgreeing = 0

@@ -2,10 +2,10 @@ package dev.edgespec.decoding
 
 import java.nio.FloatBuffer
 
-/** The contract between decoding and a model: what the loop and the drafters may ask of it. */
+/** The contract between decoding and a model: the operations for the loop and the drafters. */
 
 /**
- * What a self-draft leaves out: layers whose attention and whose MLP are skipped, and layers of which only the high planes of
+ * Parts that a self-draft skips: layers whose attention and whose MLP are skipped, and layers of which only the high planes of
  * int8 weights are read (of the head: [highHead]), ascending.
  */
 data class SkipSet(
@@ -18,7 +18,7 @@ data class SkipSet(
 
 /**
  * float32 [rows, columns]: a view of a runner's buffer, valid until the next pass over the same model.  Rows begin [stride]
- * numbers apart.  [row] hands out one array again and again: look at one row at a time.
+ * numbers between rows.  [row] reuses one array: read one row at a time.
  */
 class Matrix(
     val rows: Int, val columns: Int, private val data: FloatBuffer, private val scratch: FloatArray, private val stride: Int = columns,
@@ -64,7 +64,7 @@ class Best(val tokens: IntArray, val logits: FloatArray, val top: Int = 1)
 
 /**
  * The output of one pass: [logits] [r, vocab], no rows where only the [best] was asked for; [hidden] [n, width], the
- * residual stream of every row after the last layer, where the target was told to keep it; [auxHidden] [n, k * width], the same
+ * residual stream of every row after the last layer, if the target was asked to keep it; [auxHidden] [n, k * width], the same
  * after some of its layers, side by side.
  */
 data class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? = null, val auxHidden: Matrix? = null)
@@ -72,14 +72,14 @@ data class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? 
 /** A model with one KV slot.  [tokens] is what the slot holds; the caller's token list is the truth. */
 interface Target {
     val vocabSize: Int
-    val context: Int // most tokens (prompt + new) one sequence may have
+    val context: Int // maximum tokens (prompt + new) of one sequence
     val tokens: Tokens // committed tokens whose KV the slot holds
     val trees: Boolean get() = true // whether the rows of a pass may form a tree
     val exactTrees: Boolean get() = false // whether each then has the bits that it has in a chain of its ancestors
 
     fun follow(tokens: Tokens): Int // crop the slot to its longest common prefix with [tokens]; returns how many tokens stay
 
-    /** Forget the tokens behind the first [length]; returns how many stay, fewer where states go back further. */
+    /** Drop the tokens after the first [length]; returns how many stay, fewer where states go back further. */
     fun crop(length: Int): Int
     fun prefill(tokens: IntArray) // append [tokens] to the slot, in chunks, without computing logits
 
@@ -92,7 +92,7 @@ interface Target {
     fun keep(rows: IntArray) // commit these rows of the last forward (ascending, a root path) and forget the others
 }
 
-/** A target that shows its residual stream, and can run some of its layers, and heads beside its LM head. */
+/** A target that shows its residual stream, and can run some of its layers, and heads next to its LM head. */
 interface LayeredTarget : Target {
     val layers: Int
     val hiddenSize: Int

@@ -2,7 +2,7 @@ package dev.edgespec.decoding
 
 import java.util.BitSet
 
-/** Token ids from here on name rows that are no tokens' embeddings, such as a picture's; nobody guesses or draws one. */
+/** Token ids from here on name rows without a token's embedding, such as a picture's; they are never guessed or sampled. */
 const val INSERTED = 1 shl 30
 
 /** A growing list of token ids without an object for each; as a [List] it is read only. */
@@ -42,7 +42,7 @@ class Tokens(initial: IntArray = IntArray(0)) : AbstractList<Int>(), RandomAcces
         }
     }
 
-    /** Do this with every different token once; only what was appended since the last time is looked at. */
+    /** Do this with every different token once; only tokens appended since the last call are read. */
     inline fun eachDifferent(use: (Int) -> Unit) {
         val seen = seen()
         for (at in 0 until seen.second) use(seen.first[at])
@@ -85,7 +85,7 @@ class Prefix(val text: Tokens, val path: List<Int>) : AbstractList<Int>() {
     override fun get(index: Int): Int = if (index < text.size) text[index] else path[index - text.size]
 }
 
-/** Do this with every different token of a prefix once; of [Tokens] only what is new is looked at. */
+/** Do this with every different token of a prefix once; of [Tokens] only new ones are read. */
 inline fun eachDifferent(prefix: List<Int>, use: (Int) -> Unit) {
     when (prefix) {
         is Tokens -> prefix.eachDifferent(use)

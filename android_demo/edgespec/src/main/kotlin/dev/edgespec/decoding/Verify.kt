@@ -3,12 +3,12 @@ package dev.edgespec.decoding
 import dev.edgespec.InvalidRequest
 import kotlin.math.*
 
-/* Which guesses stand, of chains and trees; p is the target's distribution at a row, q the draft's; lossy only by [Accept]. */
+/* Accepted guesses of chains and trees; p is the target's distribution at a row, q the draft's; lossy only by [Accept]. */
 
 /** Verify [proposal] against the rows of the target's pass over it: row 0 follows the pending token, i + 1 node i. */
 fun verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = Accept.EXACT): Verdict {
     val chain = proposal.parents == null
-    val forced = if (chain) minOf(accept.minBlock, proposal.size) else 0 // guesses that stand unseen
+    val forced = if (chain) minOf(accept.minBlock, proposal.size) else 0 // guesses that are accepted unseen
     if (accept.rule != "exact") return relax(proposal, rows, accept, forced)
     val probs = proposal.probs
     if (probs == null || rows.matching) return match(proposal, rows, forced)
@@ -36,7 +36,7 @@ private fun match(proposal: Proposal, rows: RowSampler, forced: Int): Verdict {
 
 /**
  * Speculative sampling (arXiv 2211.17192 algorithm 1, 2302.01318 algorithm 2); several children of a node are tried in
- * turn against what is left of p (arXiv 2305.09781 with replacement, 2402.12374 without).
+ * turn against the rest of p (arXiv 2305.09781 with replacement, 2402.12374 without).
  */
 private fun reject(proposal: Proposal, probs: Array<DoubleArray>, rows: RowSampler, noise: Noise, forced: Int): Verdict {
     val path = upTo(forced).toMutableList()
@@ -58,7 +58,7 @@ private fun reject(proposal: Proposal, probs: Array<DoubleArray>, rows: RowSampl
                 val total = q.sum()
                 if (total > 0) for (at in q.indices) q[at] /= total
             }
-            if (q[token] <= 0) continue // cannot have been drawn from q: no evidence either way
+            if (q[token] <= 0) continue // cannot have been sampled from q: no evidence either way
             // u q < p instead of u < p / q: q may be tiny; strict, because u may be 0 and p = 0 must never pass
             if (noise.uniform(position, ACCEPT + sibling) * q[token] < p[token]) {
                 node = child
@@ -67,7 +67,7 @@ private fun reject(proposal: Proposal, probs: Array<DoubleArray>, rows: RowSampl
             tried.add(token)
             val residual = DoubleArray(p.size) { maxOf(p[it] - q[it], 0.0) }
             val left = residual.sum()
-            if (left > 0) { // all zero: p and q are equal but for rounding, and p itself is the right fall-back
+            if (left > 0) { // all zero: p and q are equal except for rounding, and p is the right fall-back
                 for (at in residual.indices) residual[at] /= left
                 p = residual
             }
@@ -77,14 +77,14 @@ private fun reject(proposal: Proposal, probs: Array<DoubleArray>, rows: RowSampl
     }
 }
 
-/** Block verification of a chain: arXiv 2403.10444, algorithm 2.  The longest beginning that passes stands. */
+/** Block verification of a chain: arXiv 2403.10444, algorithm 2.  The longest passing prefix is accepted. */
 private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: RowSampler, noise: Noise, forced: Int): Verdict {
     val start = rows.position(0)
     var stand = forced
-    var held = 1.0 // p_i of the paper: the chance that at least the first i guesses stand
-    var left: DoubleArray? = null // not normalised: what follows if exactly `stand` guesses do
+    var held = 1.0 // p_i of the paper: the chance that at least the first i guesses are accepted
+    var left: DoubleArray? = null // not normalized: the next token if exactly `stand` guesses are accepted
     for (i in forced..tokens.size) {
-        // a guess that q cannot have drawn is no evidence: the chain ends before it
+        // q cannot have sampled this guess: the chain ends before it
         val q = probs.getOrNull(i)?.takeIf { it[tokens[i]] > 0 }
         val p = if (q == null) null else rows.distribution(i)
         var residual: DoubleArray? = null
@@ -93,7 +93,7 @@ private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: RowSampler,
             residual = DoubleArray(p.size) { maxOf(held * p[it] - q[it], 0.0) }
             val mass = residual.sum()
             passes = if (mass > 0 || held < 1) mass / (mass + 1 - held) else 1.0
-            if (mass <= 0) residual = p // p and q are equal but for rounding
+            if (mass <= 0) residual = p // p and q are equal except for rounding
         }
         if (i == forced || noise.uniform(rows.position(i - 1), BLOCK + start) < passes) {
             stand = i
@@ -102,7 +102,7 @@ private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: RowSampler,
         if (p == null || q == null) break
         val mine = held * p[tokens[i]]
         held = if (mine >= q[tokens[i]]) 1.0 else mine / q[tokens[i]]
-        if (held <= 0) break // nothing longer can stand, and its rows are not looked at
+        if (held <= 0) break // nothing longer can be accepted, so its rows are not read
     }
     if (left == null) return Verdict(upTo(stand), rows.choose(stand))
     return Verdict(upTo(stand), draw(left, noise.uniform(rows.position(stand), RESIDUAL)))
@@ -141,15 +141,15 @@ private fun draw(p: DoubleArray, u: Double): Int {
     return if (token >= 0) token else p.indexOfLast { it > 0 } // rounding may reach past the end
 }
 
-/** What a lossy rule says of a guess: a merit, the larger the better, or null = refused. */
+/** Merit of a guess under a lossy rule, the larger the better, or null = rejected. */
 typealias Judge = (Int) -> Double?
 
 /**
- * Which guesses stand; all rules but `exact` give losslessness away on purpose.
+ * Acceptance rule; all rules except `exact` are lossy on purpose.
  *
  * `typical`: p(guess) > min(epsilon, delta exp(-H(p))) (Medusa, arXiv 2401.10774 section 2.3.1); `top-k`: a guess among
- * the k likeliest; `distance`: at most so many ids from the likeliest token (arXiv 1811.03115 section 5); `all`.
- * [minBlock]: at least so many guesses of a chain stand under any rule.
+ * the k likeliest; `distance`: at most this many ids from the likeliest token (arXiv 1811.03115 section 5); `all`.
+ * [minBlock]: minimum accepted guesses of a chain under any rule.
  */
 data class Accept(
     val rule: String = "exact", val epsilon: Double = 0.09, val delta: Double = 0.3, val k: Int = 1, val distance: Int = 0,
