@@ -114,7 +114,7 @@ def test_methods_are_proven_on_a_recording(command: Command, digits: Path) -> No
     told = command("verify", digits, "--prompts", DIGITS / "en.wav", "--threads", 1, "--max-new-tokens", 9, "--json")
     assert {"ngram", "speculative"} <= {proof["method"] for proof in told.json["methods"]}
     assert all(proof["exact"] for proof in told.json["methods"])
-    command("verify", digits).refused(1, "no recordings of its own")
+    command("verify", digits).refused(1, "holds no recordings")
 
 
 def test_a_long_recording_of_several_windows(trained: Engine) -> None:

@@ -291,7 +291,7 @@ def test_wrong_input(command: Command, demo: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_a_bundle_without_prompts(command: Command, bundle: Any) -> None:
-    command("bench", bundle("int4")).refused(1, "no prompts of its own", "hint: give some with --prompts")
+    command("bench", bundle("int4")).refused(1, "holds no prompts", "hint: give some with --prompts")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX paths")
