@@ -77,7 +77,8 @@ class Choice:
         if self.enough:
             pieces = []
         elif event.chunk is None:
-            pieces = self._reader.finish() if self._reader else []
+            cut = event.result is not None and FINISH[event.result.finish] == "length"
+            pieces = self._reader.finish(cut) if self._reader else []
         elif self._reader:
             pieces = self._reader.push(event.chunk.text)
         else:

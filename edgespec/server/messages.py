@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic_core import from_json
 
 from edgespec.engine.result import Chunk
 from edgespec.errors import InvalidRequest
@@ -247,11 +248,19 @@ def _block(part: Part) -> Body:
     if part.kind != "call":
         name = "text" if part.kind == "text" else "thinking"
         return _empty(part) | {name: part.text}
+    return _empty(part) | {"input": _input(part.text)}
+
+
+def _input(text: str) -> Any:
+    """Read a call's arguments; of those that were cut the members that are whole, as clients of a stream read them."""
     try:
-        found = json.loads(part.text)
-    except ValueError:  # cut: what there is
-        found = {"unfinished": part.text}
-    return _empty(part) | {"input": found}
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
 
 
 def _delta(piece: Piece) -> Body | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.decoding.settings import Grammar
@@ -65,6 +65,7 @@ def plan_chat(
             called = [tool for tool in called if tool["name"] == name]
             if not called:
                 raise InvalidRequest(f"tool_choice names {name!r}, and no tool is called so")
+        shape = replace(shape, forced=True)
         grammar = calls_grammar(shape, called, not single and not isinstance(asked.tool_choice, NamedTool), special)
     if sight is not None:
         written = written.changed(lambda text: sight.written(text, pictures))

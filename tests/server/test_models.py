@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
@@ -247,3 +248,31 @@ def test_who_decides_where_a_request_says_nothing(
             body = {"model": "chatty", "prompt": "ROMEO:", "max_tokens": 16, "seed": 3} | asked
             answer = client.post("/v1/completions", json=body).json()
             assert answer["choices"][0]["text"] == alone.text
+
+
+def test_serve_takes_sampling_as_options(chat_bundle: Path) -> None:
+    """Through the command, and in all three APIs; without them, two answers are the same one."""
+    chat: dict[str, Any] = {"model": "chatty", "messages": [{"role": "user", "content": "Speak."}], "max_tokens": 12}
+    asked = {
+        "/v1/chat/completions": chat,
+        "/v1/messages": chat,
+        "/v1/responses": {"model": "chatty", "input": "Speak.", "max_output_tokens": 12},
+    }
+    texts: dict[str, set[str]] = {}
+    for options in ((), ("--temperature", "1.5", "--top-k", "200")):
+        served = start(chat_bundle, "--name", "chatty", *options)
+        try:
+            for path, body in asked.items():
+                found = [httpx.post(f"{served.url}{path}", json=body, timeout=60) for _ in range(3)]
+                assert [one.status_code for one in found] == [200] * 3
+                texts[f"{options} {path}"] = {_said(one.json()) for one in found}
+        finally:
+            assert "Traceback" not in stop(served)
+    assert [len(each) > 1 for each in texts.values()] == [False] * 3 + [True] * 3
+
+
+def _said(answer: dict[str, Any]) -> str:
+    """Return what was said, in any API."""
+    if "choices" in answer:
+        return str(answer["choices"][0]["message"]["content"])
+    return str((answer.get("content") or answer["output"][0]["content"])[0]["text"])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.conftest import Served, start, stop
 from tests.server.test_tools import SCHEMAS, TOOLS
-from tests.support import client_loops
+from tests.support import agent_loops, client_loops
 from tests.support.elsewhere import python_with
 
 pytestmark = pytest.mark.nightly
@@ -39,6 +39,7 @@ answer = litellm.embedding(model="openai/agent", api_base=f"{url}/v1", api_key="
 found.append([len(one["embedding"]) for one in answer.data])
 print(json.dumps(found))
 """
+AGENT = "qwen2.5-coder-1.5b-instruct-q4_k_m"  # a bundle of benchmarks/real.py
 MODELS = "- model_id: agent\n  model_name: agent\n  api_base: {url}/v1\n  api_key_name: none\n"
 
 
@@ -78,6 +79,26 @@ def test_three_turns_of_every_client(server: Served, tmp_path: Path) -> None:
         assert len(calls) >= 2, name
         assert all(call in ({"lines": 1}, {"lines": 2}) for call in calls), name
         assert isinstance(said, str), name
+
+
+def test_agents_with_a_real_model(tmp_path: Path) -> None:
+    """Two calls and an answer, as the model chooses, in the loop of each client; the terminal agent ends its task."""
+    bundle = Path(os.environ.get("EDGESPEC_REAL_BUNDLES", "")) / AGENT
+    if not bundle.is_dir() or "EDGESPEC_REAL_BUNDLES" not in os.environ:
+        pytest.skip(f"needs {AGENT} in the folder EDGESPEC_REAL_BUNDLES (.ci/nightly real makes it)")
+    running = start(bundle, "--name", "agent", threads=2)
+    try:
+        command = [python_with("clients"), "-I", str(Path(agent_loops.__file__)), running.url, "agent"]
+        environment = os.environ | {"HOME": str(tmp_path)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
+    finally:
+        stop(running)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["client"] for line in lines] == [client.__name__ for client in agent_loops.CLIENTS]
+    for line in lines:
+        assert line["right"], line
+        assert len(line["calls"]) >= 2, line
 
 
 def test_the_llm_command(server: Served, tmp_path: Path) -> None:

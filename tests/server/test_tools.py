@@ -119,6 +119,49 @@ def test_a_call_that_is_cut_says_so(client: openai.OpenAI, most: int) -> None:
     assert why == "length"
 
 
+@pytest.mark.parametrize("form", ["hermes", "json", "qwen3-coder"])
+def test_a_call_that_is_cut_is_the_same_in_every_api(client: openai.OpenAI, served_chat: Served, form: str) -> None:
+    """No piece of its notation is text; it has the arguments that came, and a stream is put together to the same."""
+    own: Any = {"extra_body": {"edgespec": {"tool_format": form}, "temperature": 0}}
+    asked: Any = own | {"model": "agent", "tool_choice": "required", "tools": TOOLS, "parallel_tool_calls": False}
+    messages: Any = ASK["messages"]
+    functions = [{"type": "function", **one["function"]} for one in TOOLS]
+    tools: Any = [{"name": one["name"], "input_schema": one["parameters"]} for one in functions]
+    talk: Any = own | {
+        "model": "agent",
+        "tools": tools,
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
+    talk |= {"system": messages[0]["content"], "messages": messages[1:]}
+    seen = [""]
+    with anthropic.Anthropic(base_url=served_chat.url, api_key="none", max_retries=0) as other:
+        for most in range(1, 100, 6):
+            (choice,) = client.chat.completions.create(**asked, messages=messages, max_tokens=most).choices
+            if choice.finish_reason != "length":
+                break
+            assert not choice.message.content
+            calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()]
+            assert len(calls) <= 1
+            if calls:
+                assert calls[0][1].startswith(seen[-1])
+                seen.append(calls[0][1])
+            answer = client.responses.create(**asked | {"tools": functions}, input=messages, max_output_tokens=most)
+            assert answer.status == "incomplete"
+            found = [(one.name, one.arguments, one.status) for one in answer.output if one.type == "function_call"]
+            assert found == [(*one, "incomplete") for one in calls]
+            assert not answer.output_text
+            message = other.messages.create(**talk, max_tokens=most)
+            assert message.stop_reason == "max_tokens"
+            with other.messages.stream(**talk, max_tokens=most) as stream:
+                again = stream.get_final_message()
+            assert [one.type for one in again.content] == ["tool_use"] * len(calls)
+            assert [one.name for one in message.content if one.type == "tool_use"] == [name for name, _ in calls]
+            inputs = [one.input for one in message.content if one.type == "tool_use"]
+            assert inputs == [one.input for one in again.content if one.type == "tool_use"]
+    assert len(set(seen)) > 2
+    assert choice.finish_reason == "tool_calls"
+
+
 def test_an_answer_without_calls_is_the_text_as_it_was(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**ASK)
     without = client.chat.completions.create(**ASK | {"extra_body": {"edgespec": {"tool_format": "gemma"}}})

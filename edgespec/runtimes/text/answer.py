@@ -1,7 +1,9 @@
 """What a model writes, as the parts of an answer: text, thoughts, and calls of tools, told as they come.
 
 A call is one from where its name and the beginning of its arguments have been read; what does not get there is text,
-its marker too.  What a call breaks off with is text again, so nothing that the model wrote is lost.
+its marker too.  What a call breaks off with is text again, so nothing that the model wrote is lost.  Where the model
+was stopped within a call, the call has what came of its arguments, and the beginning of one that has no name yet is
+no text.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class AnswerReader:
     def __init__(self, shape: AnswerShape) -> None:
         self._source = Source(shape.tools)
         self._reading = (
-            _harmony(self._source) if HARMONY in (shape.calls, shape.thoughts) else _read(self._source, shape)
+            _harmony(self._source, shape) if HARMONY in (shape.calls, shape.thoughts) else _read(self._source, shape)
         )
         self._over = False
 
@@ -31,9 +33,13 @@ class AnswerReader:
         self._source.text += text
         return self._go_on()
 
-    def finish(self) -> list[Event]:
-        """Tell what was held back, at the end."""
-        self._source.ended = True
+    def finish(self, cut: bool = False) -> list[Event]:
+        """Tell what was held back, at the end.
+
+        Args:
+            cut: the model was stopped, by a limit for example, and had more to write.
+        """
+        self._source.ended, self._source.cut = True, cut
         return self._go_on()
 
     @property
@@ -49,13 +55,18 @@ class AnswerReader:
 
 
 class _Text:
-    """Text or thoughts on their way: spaces before and behind them go only where something follows."""
+    """Text or thoughts on their way: spaces before and behind them go only where something follows.
 
-    def __init__(self, source: Source, kind: Kind, trim: bool = False) -> None:
-        self._source, self._kind = source, kind
+    Where calls are forced, a text that was cut has nothing else.
+    """
+
+    def __init__(self, source: Source, kind: Kind, trim: bool = False, forced: bool = False) -> None:
+        self._source, self._kind, self._forced = source, kind, forced
         self._begun, self.held = not trim, ""
 
     def write(self, text: str) -> None:
+        if self._forced and self._source.cut:
+            return
         text = self.held + text
         if not self._begun:
             text = text.lstrip()
@@ -78,7 +89,7 @@ def _read(source: Source, shape: AnswerShape) -> Reading:
     if shape.calls is None:
         yield from source.until((), lambda text: source.tell("text", text))
         return
-    form, text = FORMATS[shape.calls], _Text(source, "text")
+    form, text = FORMATS[shape.calls], _Text(source, "text", forced=shape.forced)
     fresh = form.bare  # whether JSON may be a call here
     while True:
         if fresh:
@@ -89,16 +100,22 @@ def _read(source: Source, shape: AnswerShape) -> Reading:
                 yield from source.spaces()
                 ends = ("```", *ends)
             char = yield from source.peek()
-            if char and char in "{[" and (yield from _call(source, json_calls(source, known=True), ends)):
+            if (
+                char
+                and char in "{["
+                and (yield from _call(source, json_calls(source, known=True), ends, sure=bool(source.begun)))
+            ):
                 text.held = ""
                 continue
-            source.at, fresh = before, False
+            fresh = False
+            if char or not (source.cut and source.begun):
+                source.at = before
         start = yield from source.until(form.starts, text.write)
         if not start:
             break
         begin = source.at
         source.at += len(start)
-        if (yield from _call(source, form.read(source, start), form.ends)):
+        if (yield from _call(source, form.read(source, start), form.ends, sure=not start.startswith("`"))):
             text.held, fresh = "", form.bare
         else:
             source.at = begin + len(start)
@@ -121,12 +138,21 @@ def _thoughts(source: Source, tags: tuple[str, str], opened: bool) -> Reading:
         yield from source.spaces()
 
 
-def _call(source: Source, reading: Reading, ends: tuple[str, ...]) -> Generator[None, None, bool]:
-    """Try to read calls -> whether there was one; what follows a broken one is text."""
+def _call(
+    source: Source, reading: Reading, ends: tuple[str, ...], sure: bool = True, named: str = ""
+) -> Generator[None, None, bool]:
+    """Try to read calls -> whether there was one; what follows a broken one is text.
+
+    ``sure``: what comes next is a call, if it is well-formed; else only where it names a tool.  ``named``: that tool,
+    where its name is known already.
+    """
     begin, begun = source.at, source.begun
+    source.hungry, source.naming, source.named = False, -1, named
     try:
         yield from reading
     except NoCall:
+        if source.cut and source.hungry and _was_cut(source, sure or source.begun > begun):
+            return True
         if source.begun == begun:
             source.at = begin
             return False
@@ -142,19 +168,37 @@ def _call(source: Source, reading: Reading, ends: tuple[str, ...]) -> Generator[
                 break
         else:
             break
+    if source.cut and (rest := source.text[source.at :]) and any(end.startswith(rest) for end in ends):
+        source.at = len(source.text)
     return True
 
 
-def _harmony(source: Source) -> Reading:
+def _was_cut(source: Source, sure: bool) -> bool:
+    """Take the beginning of a call that the end of the text cut, if it is one -> whether it was."""
+    if not source.calling:
+        if source.named in source.tools:
+            source.begin(source.named)
+        elif source.naming >= 0:
+            name = source.text[source.naming :].lstrip(' \t\r\n:"')
+            if not any(tool.startswith(name) for tool in source.tools):
+                return False
+        elif not sure:
+            return False
+    source.at = len(source.text)  # and it has not ended
+    return True
+
+
+def _harmony(source: Source, shape: AnswerShape) -> Reading:
     """Read messages with heads: ``<|channel|>NAME to=RECIPIENT<|message|>...<|end|>``."""
-    text, thought = _Text(source, "text"), _Text(source, "reasoning", trim=True)
+    text, thought = _Text(source, "text", forced=shape.forced), _Text(source, "reasoning", trim=True)
     while (yield from source.peek()):
         try:
             begin = source.at
             yield from source.which(_HEADS)
             source.at = begin
         except NoCall:
-            yield from source.until(_HEADS[:2], text.write)
+            if not (yield from source.until(_HEADS[:2], text.write)):
+                break
             continue
         pieces: list[str] = []
         if not (yield from source.until(("<|message|>",), pieces.append)):
@@ -165,7 +209,7 @@ def _harmony(source: Source) -> Reading:
         called = False
         if recipient:
             name = recipient[1].removeprefix("functions.")
-            called = yield from _call(source, arguments_of(source, name), ())
+            called = yield from _call(source, arguments_of(source, name), (), named=name)
         if not called:
             part = thought if channel and channel[1] == "analysis" else text
             yield from source.until((*_ENDS, "<|start|>"), part.write)

@@ -104,6 +104,7 @@ class AnswerShape:
     opened: bool = False  # the prompt has begun a thought already
     # types of parameters by name, of each tool that may be called
     tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    forced: bool = False  # a grammar allows only calls, after a thought perhaps
 
     def __post_init__(self) -> None:
         if self.calls is not None and self.calls not in FORMATS:

@@ -11,7 +11,6 @@ from edgespec.runtimes.text.call_syntax import (
     CONSTANTS,
     MOST_DEPTH,
     MOST_NAME,
-    NAME,
     WORD,
     NoCall,
     Reading,
@@ -41,14 +40,14 @@ def tagged_call(source: Source) -> Reading:
         yield from source.skip("<function=")
         yield from function_tag(source)
     else:
-        name = yield from source.run(NAME, MOST_NAME)
+        name = yield from source.name()
         yield from source.spaces()
         yield from _pairs(source, name, "<arg_key>", "</arg_key>", "</tool_call>")
 
 
 def function_tag(source: Source) -> Reading:
     """Read what follows ``<function=``: parameters in tags of their own, or JSON."""
-    name = yield from source.run(NAME, MOST_NAME)
+    name = yield from source.name()
     yield from source.skip(">")
     yield from source.spaces()
     if (yield from source.peek()) == "{":
@@ -125,7 +124,7 @@ def braced_call(source: Source, quote: str) -> Reading:
     """Read ``call:NAME{key:value,...}``, as Gemma writes it; ``quote``: the token around a string."""
     yield from source.spaces()
     yield from source.skip("call:")
-    name = yield from source.run(NAME, MOST_NAME)
+    name = yield from source.name()
     if (yield from source.peek()) != "{":
         raise NoCall
     source.begin(name)
@@ -215,7 +214,8 @@ def python_calls(source: Source) -> Reading:
 
 def python_call(source: Source) -> Reading:
     """Read ``NAME(key=value, ...)``."""
-    name = (yield from source.run(NAME, MOST_NAME)).removesuffix(".call")
+    name = (yield from source.name()).removesuffix(".call")
+    source.named = source.named and name
     yield from source.skip("(")
     yield from source.spaces()
     if (yield from source.may(")")):

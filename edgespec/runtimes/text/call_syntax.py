@@ -52,6 +52,10 @@ class Source:
         calling: a call has begun and not ended.
         told: up to where the text became events.
         begun: calls that have begun.
+        cut: the text ended because the model was stopped, not because it was done.
+        hungry: reading wanted more than there is.
+        naming: where the name of a tool begins; -1 = nowhere yet.
+        named: that name once it is whole.
     """
 
     def __init__(self, tools: Mapping[str, Mapping[str, str]] | None = None) -> None:
@@ -60,6 +64,8 @@ class Source:
         self.found: list[Event] = []
         self.calling, self.begun = False, 0
         self.told = 0
+        self.cut = self.hungry = False
+        self.naming, self.named = -1, ""
 
     def tell(self, kind: Kind, text: str = "") -> None:
         """Add an event for what was read; neighbours of one kind become one."""
@@ -77,6 +83,7 @@ class Source:
             raise NoCall
         self.calling = True
         self.begun += 1
+        self.naming, self.named = -1, ""
         self.tell("call", name)
 
     def write(self, text: str) -> None:
@@ -93,6 +100,7 @@ class Source:
         """Look at the next character; none at the end."""
         while self.at >= len(self.text) and not self.ended:
             yield
+        self.hungry |= self.at >= len(self.text)
         return self.text[self.at : self.at + 1]
 
     def take(self) -> Generator[None, None, str]:
@@ -150,7 +158,8 @@ class Source:
     def until(self, words: Sequence[str], write: Write, within: bool = False) -> Generator[None, None, str]:
         """Write what comes before one of ``words`` as soon as it is sure -> that word, unread; empty at the end.
 
-        ``within``: the text is only whole with a word behind it: the beginning of one at the end is no part of it.
+        ``within``: the text is only whole with a word behind it: the beginning of one at the end is no part of it,
+        nor is it where the text was cut after a call.
         """
         stops = StopStrings(words)
         while True:
@@ -159,12 +168,22 @@ class Source:
                 self.at += found[0]
                 write(rest[: found[0]])
                 return found[1]
-            sure = len(rest) - (0 if self.ended and not within else stops.beginning(rest))
+            whole = self.ended and not within and not (self.cut and self.begun)
+            sure = len(rest) - (0 if whole else stops.beginning(rest))
             self.at += sure
             write(rest[:sure])
             if self.ended:
+                self.hungry = True
                 return ""
             yield
+
+    def name(self) -> Generator[None, None, str]:
+        """Read the name of a tool."""
+        self.naming, self.named = self.at, ""
+        name = yield from self.run(NAME, MOST_NAME)
+        if (yield from self.peek()):  # else more of it could come
+            self.named = name
+        return name
 
 
 def escaped(text: str) -> str:
@@ -260,6 +279,7 @@ def json_call(source: Source, known: bool = False) -> Reading:
     """
     yield from source.skip("{")
     name, written, done = "", None, False
+    source.naming, source.named = -1, ""
     while True:
         yield from source.spaces()
         if done and (yield from source.peek()) not in ("}", ","):  # a bracket too few
@@ -268,6 +288,8 @@ def json_call(source: Source, known: bool = False) -> Reading:
             break
         yield from source.spaces()
         key = yield from decoded_string(source)
+        if key in (*_NAMES, "function") and not name:
+            source.naming = source.at
         yield from source.spaces()
         yield from source.skip(":")
         yield from source.spaces()
@@ -275,7 +297,7 @@ def json_call(source: Source, known: bool = False) -> Reading:
             yield from json_call(source, known)
             done = True
         elif key in (*_NAMES, "function") and not name:
-            name = yield from decoded_string(source)
+            name = source.named = yield from decoded_string(source)
             if known and name not in source.tools:
                 raise NoCall
         elif key in _ARGUMENTS and not done:
@@ -333,7 +355,7 @@ def named_calls(source: Source) -> Reading:
     if char and char in "[{":
         yield from json_calls(source)
         return
-    name = yield from source.run(NAME, MOST_NAME)
+    name = yield from source.name()
     if (yield from source.may("[CALL_ID]")):
         yield from source.run(NAME, MOST_NAME)
     yield from source.may("[ARGS]")

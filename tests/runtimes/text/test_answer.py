@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -38,9 +39,9 @@ def collected(events: list[Event]) -> Read:
     return parts["reasoning"], parts["text"], calls
 
 
-def read(shape: AnswerShape, pieces: list[str]) -> Read:
+def read(shape: AnswerShape, pieces: list[str], cut: bool = False) -> Read:
     reader = AnswerReader(shape)
-    return collected([event for piece in pieces for event in reader.push(piece)] + reader.finish())
+    return collected([event for piece in pieces for event in reader.push(piece)] + reader.finish(cut))
 
 
 def cut(text: str, draw: random.Random) -> list[str]:
@@ -98,6 +99,63 @@ def test_an_answer_that_is_cut_anywhere_keeps_its_calls(form: str) -> None:
             assert len(found) >= seen
             seen = len(found)
             assert not found or "<|channel|>" not in text
+
+
+@pytest.mark.parametrize("form", WRITE)
+def test_no_piece_of_a_call_that_was_cut_is_text(form: str) -> None:
+    """Before its name is whole there is nothing of it, then a call without arguments, then with the first of them."""
+    for seed in (1, 2, 3):
+        draw = random.Random(seed)
+        written = WRITE[form]([call(draw), call(draw)])
+        for forced in (True, False):
+            shape = AnswerShape(form, tools=TYPES, forced=forced)
+            _, _, calls = read(shape, [written])
+            seen = 0
+            for end in range(len(written)):
+                if form == "gpt-oss" and re.search(r"<\|[^>]*$", f"{written[:end]}|"):
+                    continue  # its marks are tokens, which come whole
+                _, text, found = read(shape, [written[:end]], cut=True)
+                assert read(shape, list(written[:end]), cut=True) == ("", text, found)
+                for (name, arguments, whole), (its_name, its_arguments, ended) in zip(found, calls, strict=False):
+                    assert (name, ended) == (its_name, True)
+                    assert its_arguments == arguments if whole else its_arguments.startswith(arguments)
+                assert all(whole for _, _, whole in found[:-1])
+                assert seen <= len(found) <= len(calls)
+                seen = len(found)
+                if seen or forced:
+                    assert text == ""
+                else:  # as far as it may be the beginning of anything
+                    assert written.startswith(text)
+                    assert text in ("", "[", "{", '{"') or not any(f'"{key}"' in text for key in ("name", "arguments"))
+
+
+@pytest.mark.parametrize(
+    "form, text, calls, rest",
+    [
+        ("hermes", '{"name":', [], ""),
+        ("hermes", '```json\n{\n  "name": "Ba', [], ""),
+        ("hermes", '{"name": "Ada", "born": 18', [], '{"name": "Ada", "born": 18'),
+        ("hermes", '{"name": "Al', [], '{"name": "Al'),
+        ("hermes", '{"born": 18', [], '{"born": 18'),
+        ("hermes", '{"name": "Bash", "argum', [("Bash", "")], ""),
+        ("hermes", 'So:\n<tool_call>\n{"na', [], "So:"),
+        ("hermes", '<tool_call>\n{"name": "Bash", "arguments": {"on": tr', [("Bash", '{"on": ')], ""),
+        ("hermes", '<tool_call>\n{"name": "Bash", "arguments": {}}\n</tool', [("Bash", "{}")], ""),
+        ("hermes", "the <tool_call> tag is", [], "the <tool_call> tag is"),
+        ("qwen3-coder", "<tool_call>\n<function=get_wea", [], ""),
+        ("qwen3-coder", "<tool_call>\n<function=Bash>\n<param", [("Bash", "")], ""),
+        ("mistral", "[TOOL_CALLS]read_f", [], ""),
+        ("mistral", "[TOOL_CALLS]read_file[ARGS]", [("read_file", "")], ""),
+        ("lfm2", "<|tool_call_start|>[Bash(pa", [("Bash", "")], ""),
+        ("llama3", "<|python_tag|>import nu", [], "<|python_tag|>import nu"),
+        ("gpt-oss", "<|channel|>commentary to=functions.Bash<|message|>", [("Bash", "")], ""),
+    ],
+)  # fmt: skip
+def test_where_a_call_is_cut(form: str, text: str, calls: list[tuple[str, str]], rest: str) -> None:
+    for pieces in ([text], list(text)):
+        _, said, found = read(AnswerShape(form, tools=TYPES), pieces, cut=True)
+        assert said == rest
+        assert [(name, arguments) for name, arguments, _ in found] == calls
 
 
 @pytest.mark.parametrize("form", FORMATS)
