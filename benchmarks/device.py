@@ -35,15 +35,19 @@ from typing import Any
 from benchmarks.linear import SHAPES
 from benchmarks.shapes import SHAPES as CONFIGS
 from edgespec.errors import DeviceError, EdgespecError
-from edgespec.runtimes.files.formats import SPECS
+from edgespec.runtimes.files.formats import GGML, SPECS
 from tests.support.selftest import ARM, COMMON, PLAIN, build, host_compiler, host_isas, knows
 
 MOST = 128  # rows of a pass; threads
 # by what the program calls their matrices
-FORMATS = {spec.kind: spec.name for spec in SPECS.values() if spec.size} | {
-    "q8": "int8, one plane",
-    "p8 high": "int8, high plane",
-}
+FORMATS = (
+    {spec.kind: spec.name for spec in SPECS.values() if spec.size}
+    | {name: name.upper() for name in GGML}
+    | {
+        "q8": "int8, one plane",
+        "p8 high": "int8, high plane",
+    }
+)
 _KEYS = {"f16": "float16", "int8": "int8"}  # and keys and values
 
 

@@ -17,7 +17,7 @@ from edgespec.engine.pool import MOST_IDLE
 from edgespec.engine.sessions import VERIFY_SIZES
 from edgespec.planning.traffic import weight_size
 from edgespec.runtimes.files import formats
-from edgespec.runtimes.files.formats import KEYS, KINDS, NO_KEYS, SPECS, FormatSpec
+from edgespec.runtimes.files.formats import GGML, HALVES, KEYS, KINDS, NO_KEYS, SPECS, FormatSpec, GgmlSpec
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.options import GAMMA
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
@@ -32,11 +32,16 @@ LOOKED_UP = ("r8", "r32")  # kinds of rows that are looked up and not multiplied
 
 def header() -> str:
     """Return the C++ header."""
-    specs = sorted(KINDS.values(), key=lambda spec: spec.number)
-    kinds = [*(_kind(spec) for spec in specs), *(f"k{name.upper()}" for name in LOOKED_UP)]
-    facts = [*(f'{{"{spec.kind}", {spec.bits // spec.planes}, {spec.size}, {_kind(KINDS[spec.acts])}}}'
-               for spec in specs),
+    *specs, floats = sorted(KINDS.values(), key=lambda spec: spec.number)
+    multiplied = [*map(_kind, specs), *(_constant(name) for name in (*GGML, *HALVES)), _kind(floats)]
+    kinds = [*multiplied, *(f"k{name.upper()}" for name in LOOKED_UP)]
+    facts = [*map(_facts, specs),
+             *(f'{{"{name}", {spec.low + spec.high}, 0, kQ4}}' for name, spec in GGML.items()),
+             *(f'{{"{name}", 16, 0, {_kind(floats)}}}' for name in HALVES),
+             _facts(floats),
              *(f'{{"{name}", {name[1:]}, 0, k{name.upper()}}}' for name in LOOKED_UP)]  # fmt: skip
+    tables = dict.fromkeys(spec.table for spec in GGML.values())
+    own = [_ggml(spec, list(tables).index(spec.table)) for spec in GGML.values()]
     sizes = ", ".join(f"{{{key.channel}, {key.scales}}}" for key in KEYS.values())
     keys = [f"kKv{name.title()}" for name in KEYS]
     numbers = {
@@ -52,6 +57,7 @@ def header() -> str:
     lines = [
         NOTE,
         "#pragma once",
+        "#include <cstdint>",
         "",
         "// clang-format off",
         "namespace edgespec {",
@@ -60,8 +66,8 @@ def header() -> str:
         "",
         "// Kinds of packed matrices, in the order of kKinds.",
         f"enum Kind : int {{ {', '.join(kinds)} }};",
-        f"constexpr int kProducts = {len(specs)};  // kinds that are multiplied by",
-        f"#define EDGESPEC_PRODUCTS(kernel) {', '.join(f'kernel<{_kind(spec)}>' for spec in specs)}",
+        f"constexpr int kProducts = {len(multiplied)};  // kinds that are multiplied by",
+        f"#define EDGESPEC_PRODUCTS(kernel) {', '.join(f'kernel<{kind}>' for kind in multiplied)}",
         "",
         "struct KindFacts {",
         "  const char* name;  // in programs",
@@ -70,6 +76,20 @@ def header() -> str:
         "  Kind acts;         // the kind whose activations it multiplies",
         "};",
         f"constexpr KindFacts kKinds[] = {{{', '.join(facts)}}};",
+        "",
+        "// Block types of ggml (layout.h), from kQ4_1 on.",
+        "enum GgmlScale : int { kHalf, kTimes, kExponent };",
+        "struct GgmlFacts {",
+        "  int group;        // weights of a row that are stored together",
+        "  int low, high;    // bits of a code; the upper ones are stored elsewhere",
+        "  int share;        // weights of a row with the same scale",
+        "  int zero;         // the code of 0",
+        "  GgmlScale scale;  // float16, one times a small integer, or a power of 2",
+        "  bool minimum;     // whether there is one",
+        "  int table;        // the row of kGgmlTables that codes are looked up in, 0: none",
+        "};",
+        f"constexpr GgmlFacts kGgml[] = {{{', '.join(own)}}};",
+        f"constexpr uint8_t kGgmlTables[][16] = {{{', '.join(_numbers(table) for table in tables)}}};",
         "",
         "// Formats of keys and values: what a channel of a block takes, and its scales.",
         f"enum KvFormat : int {{ {', '.join(keys)}, kKvNone }};",
@@ -101,7 +121,7 @@ def kotlin() -> str:
         NOTE,
         "package dev.edgespec.runtimes",
         "",
-        f"const val BLOCK = {formats.BLOCK} // weights of a row that lie together",
+        f"const val BLOCK = {formats.BLOCK} // weights of a row that are stored together",
         f"const val TILE = {formats.TILE}",
         f"const val KV_BLOCK = {formats.KV_BLOCK} // tokens that lie together",
         f"const val SINK_ROWS = {formats.SINK_ROWS}",
@@ -150,6 +170,23 @@ def kotlin() -> str:
         ")",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _constant(kind: str) -> str:
+    return f"k{kind.upper()}"
+
+
+def _facts(spec: FormatSpec) -> str:
+    return f'{{"{spec.kind}", {spec.bits // spec.planes}, {spec.size}, {_kind(KINDS[spec.acts])}}}'
+
+
+def _ggml(spec: GgmlSpec, table: int) -> str:
+    scale, minimum = f"k{spec.scale.title()}", "true" if spec.minimum else "false"
+    return f"{{{spec.group}, {spec.low}, {spec.high}, {spec.share}, {spec.zero}, {scale}, {minimum}, {table}}}"
+
+
+def _numbers(table: tuple[int, ...]) -> str:
+    return f"{{{', '.join(map(str, table))}}}"
 
 
 def _kind(spec: FormatSpec) -> str:

@@ -13,7 +13,7 @@ from edgespec.planning.budget import most_tokens, show_bytes
 from edgespec.planning.footprint import Memory, memory_of
 from edgespec.planning.prediction import Speed, speed_of
 from edgespec.planning.profiles import Profile
-from edgespec.runtimes.files.formats import FORMATS, FOUR_BITS, SPECS
+from edgespec.runtimes.files.formats import FOUR_BITS, SPECS
 from edgespec.runtimes.files.manifest import Manifest, Operators
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.options import LoadOptions, RunOptions, WeightPrecision
@@ -23,7 +23,7 @@ Goal = Literal["chat", "batch", "memory", "quality", "auto"]
 CONTEXT = 4096  # tokens that are planned for where none are asked for
 LEAST_CONTEXT = 512
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one; so with memory
-PRECISION = [str(name) for name in sorted(FORMATS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
+PRECISION = [str(name) for name in sorted(SPECS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
 # Where quality is asked for, nothing finer is looked for than int8, which loses 1 to 3 % of what int4 does
 # (docs/dev/measurements.md, weight quality): fp32 takes four times its bytes, and time.
 FINE = PRECISION.index("int8")

@@ -8,12 +8,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "ggml.h"
 #include "half.h"
 #include "kernels.h"
 #include "pass.h"
@@ -91,6 +93,8 @@ inline Act make_act(Random& random, Make make) {
   for (int8_t& q : act.q) sum += q = make == Make::kOrdinary ? level(random, make) : all;
   act.scale = random.uniform(0.001f, 0.05f);
   act.offset = -8 * sum;
+  act.first = -8 * std::accumulate(act.q, act.q + kBlock / 2, 0);
+  act.sum = act.scale * static_cast<float>(sum);
   return act;
 }
 
@@ -108,16 +112,36 @@ inline Array<Act> make_acts(Random& random, Kind kind, int k, int rows, Make mak
   return acts;
 }
 
+// The length of a row of that kind, at least k.
+inline int whole(Kind kind, int k) { return is_ggml(kind) ? round_up(k, ggml(kind).group) : k; }
+
 // One tile of packed weights.
 inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Make::kOrdinary) {
   Array<uint8_t> tile(tile_bytes(kind, k));
   for (uint8_t& byte : tile)
     byte = make == Make::kOrdinary ? static_cast<uint8_t>(random.next()) : make == Make::kSmallest ? 0 : 255;
-  if (kind == kF32) {
-    for (size_t i = 0; i < tile.size(); i += 4) {
-      const float x = random.normal();
-      std::memcpy(&tile[i], &x, 4);
+  const auto scale = [&] {  // some of them subnormal or zero
+    return float_to_half(random.below(8) ? random.uniform(-0.02f, 0.02f) : random.uniform(0.f, 1e-5f));
+  };
+  if (takes_floats(kind)) {
+    const size_t each = kKinds[kind].bits / 8;
+    for (size_t i = 0; i < tile.size(); i += each) {
+      const float x = random.normal() * (kind == kF32 ? 1.f : 0.05f);  // keys of a model are float16
+      const uint16_t half = float_to_half(x);
+      std::memcpy(&tile[i],
+                  kind == kF16 ? static_cast<const void*>(&half) : reinterpret_cast<const char*>(&x) + 4 - each, each);
     }
+  } else if (is_ggml(kind)) {
+    const GgmlFacts f = ggml(kind);
+    const size_t groups = size_t(k) / f.group;
+    for (size_t at = groups * ggml_codes(f); at + ggml_scales(f) <= tile.size(); at += ggml_scales(f))
+      for (int c = 0; c < kTile * (f.minimum ? 2 : 1); ++c) {
+        const uint16_t half = scale();
+        if (f.scale == kExponent)
+          tile[at + c] = static_cast<uint8_t>(random.below(8) ? random.between(115, 128) : random.below(3));
+        else
+          std::memcpy(&tile[at + size_t(c) * 2], &half, 2);
+      }
   } else if (kind == kC8) {
     for (size_t i = tile.size() - 64; i < tile.size(); i += 4) {
       const float x = random.uniform(0.001f, 0.02f);
@@ -125,9 +149,8 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
     }
   } else {
     for (size_t at = 0; at < tile.size(); at += together_bytes(kind))
-      for (int c = 0; c < 32; ++c) {  // some of them subnormal or zero
-        const uint16_t half =
-            float_to_half(random.below(8) ? random.uniform(-0.02f, 0.02f) : random.uniform(0.f, 1e-5f));
+      for (int c = 0; c < 32; ++c) {
+        const uint16_t half = scale();
         std::memcpy(&tile[at + size_t(c) * 2], &half, 2);
       }
   }

@@ -30,11 +30,8 @@ class Worst {
 // Element [column, i] of a tile, by the words of layout.h; of kP8 of the high plane alone.
 double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
   const int block = i / kBlock, at = i % kBlock;
-  if (kind == kF32) {
-    float x;
-    std::memcpy(&x, tile + (size_t(i) * kTile + column) * 4, 4);
-    return x;
-  }
+  if (takes_floats(kind)) return float_at(kind, tile, size_t(i) * kTile + column);
+  if (is_ggml(kind)) return ggml_weight(kind, tile, k, i, column);  // tests/export compare them with ggml's own
   if (kind == kC8) {
     float scale;
     std::memcpy(&scale, tile + size_t(blocks_of(k)) * 512 + size_t(column) * 4, 4);
@@ -60,8 +57,10 @@ double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
 
 void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
   for (int kind = kQ4; kind <= kF32; ++kind)
-    for (const int k : {64, 100, 896, 4864})
+    for (const int least : {64, 100, 896, 4864})
       for (const int rows : {1, 5}) {
+        const int k = whole(static_cast<Kind>(kind), least);
+        const bool floats = takes_floats(static_cast<Kind>(kind));
         const auto tile = make_tile(random, static_cast<Kind>(kind), k);
         const int blocks = blocks_of(k);
         Floats x = normals(random, size_t(rows) * k), y(size_t(rows) * kTile);
@@ -70,21 +69,21 @@ void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
           kernels.quantize(x.get() + size_t(r) * k, k, static_cast<Kind>(kind), acts.get() + r, rows);
         for (Act& act : acts)
           if (kind == kP8) act.offset = offset_of_high(act.offset);
-        kernels.linear[kind](tile.get(), k, kind == kF32 ? static_cast<const void*>(x.get()) : acts.get(), rows,
-                             y.get(), kTile, kTile);
+        kernels.linear[kind](tile.get(), k, floats ? static_cast<const void*>(x.get()) : acts.get(), rows, y.get(),
+                             kTile, kTile);
         for (int r = 0; r < rows; ++r)
           for (int c = 0; c < kTile; ++c) {
             double sum = 0, size = 0;
             for (int i = 0; i < k; ++i) {
               const Act& act = acts[size_t(i / kBlock) * rows + r];
-              const double by = kind == kF32 ? x[size_t(r) * k + i] : act.q[i % kBlock] * double(act.scale);
+              const double by = floats ? x[size_t(r) * k + i] : act.q[i % kBlock] * double(act.scale);
               const double product = weight_at(tile.get(), static_cast<Kind>(kind), k, c, i) * by;
               sum += product;
               size += std::fabs(product);
             }
             worst.offer(std::string("linear_") + kKinds[kind].name, std::fabs(y[size_t(r) * kTile + c] - sum) / size);
           }
-        if (kind == kF32 || kind == kP8) continue;
+        if (floats || kind == kP8) continue;
         for (int r = 0; r < rows; ++r)
           for (int i = 0; i < k; ++i) {  // in steps: half of one, and a little
             const Act& act = acts[size_t(i / kBlock) * rows + r];

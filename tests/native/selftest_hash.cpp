@@ -28,13 +28,14 @@ class Hash {  // FNV-1a
 void hash_linear(const Kernels& kernels, Random random) {
   Hash hash;
   for (int kind = kQ4; kind <= kF32; ++kind)
-    for (const int k : {5, 31, 32, 64, 97, 130, 192, 896}) {
+    for (const int least : {5, 31, 32, 64, 97, 130, 192, 896}) {
+      const int k = whole(static_cast<Kind>(kind), least);
       for (const Make make : {Make::kOrdinary, Make::kSmallest, Make::kLargest}) {
         const auto tile = make_tile(random, static_cast<Kind>(kind), k, make);
         for (int rows = 1; rows <= kRowGroup; ++rows) {
           const Floats floats = normals(random, size_t(rows) * k);
           const auto acts = make_acts(random, static_cast<Kind>(kind), k, rows, make);
-          const void* act = kind == kF32 ? static_cast<const void*>(floats.get()) : acts.get();
+          const void* act = takes_floats(static_cast<Kind>(kind)) ? static_cast<const void*>(floats.get()) : acts.get();
           for (const int columns : {16, 15, 8, 3}) {
             const size_t ld = 21;  // what lies between the rows must stay as it is
             Floats y(rows * ld);
@@ -156,7 +157,8 @@ void hash_rows(const Kernels& kernels, Random random) {
     hash.print("rotate/" + std::to_string(rotary));
   }
   for (int kind = kQ4; kind <= kF32; ++kind)
-    for (const int k : {20, 64, 100}) {
+    for (const int least : {20, 64, 100}) {
+      const int k = whole(static_cast<Kind>(kind), least);
       Array<uint8_t> weight(tile_bytes(static_cast<Kind>(kind), k) * 2);
       for (int tile = 0; tile < 2; ++tile) {
         const auto one = make_tile(random, static_cast<Kind>(kind), k);

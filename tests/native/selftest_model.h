@@ -122,6 +122,11 @@ struct Model {
       std::memset(tile + size_t(blocks_of(k)) * 512 + size_t(column) * 4, 0, 4);
       return;
     }
+    for (int i = 0; i < k && takes_floats(kind); ++i) {
+      const size_t each = kKinds[kind].bits / 8;
+      std::memset(tile + (size_t(i) * kTile + column) * each, 0, each);
+    }
+    if (!in_blocks(kind)) return;
     for (int i = 0; i < blocks_of(k) * kBlock / kKinds[kind].size; ++i)  // scales of a row
       std::memset(tile + i / 2 * together_bytes(kind) + i % 2 * 32 + column * 2, 0, 2);
   }

@@ -33,8 +33,9 @@ class Spoilt {
 
 void activations(const Kernels& kernels) {
   Random random(5);
-  for (const int k : {16, 33, 64, 100})
+  for (const int least : {16, 33, 64, 100})
     for (int kind = kQ4; kind <= kF32; ++kind) {
+      const int k = whole(static_cast<Kind>(kind), least);
       const auto tile = make_tile(random, static_cast<Kind>(kind), k);
       for (int at = 0; at < k; ++at)
         for (const float bad : {kNone, -kNone, kInfinite, -kInfinite}) {
@@ -44,8 +45,9 @@ void activations(const Kernels& kernels) {
           Array<Act> acts(size_t(kRows) * blocks_of(k));
           for (int r = 0; r < kRows; ++r)
             kernels.quantize(x.get() + size_t(r) * k, k, static_cast<Kind>(kind), acts.get() + r, kRows);
-          kernels.linear[kind](tile.get(), k, kind == kF32 ? static_cast<const void*>(x.get()) : acts.get(), kRows,
-                               y.get(), kTile, kTile);
+          kernels.linear[kind](tile.get(), k,
+                               takes_floats(static_cast<Kind>(kind)) ? static_cast<const void*>(x.get()) : acts.get(),
+                               kRows, y.get(), kTile, kTile);
           for (int i = 0; i < kRows * kTile; ++i)
             if (std::isfinite(y[i]) == (i / kTile == 1))
               fail(std::string(kernels.name) + ", " + kKinds[kind].name + ", k " + std::to_string(k) + ": number " +

@@ -18,11 +18,11 @@ using Shape = std::pair<int, int>;  // [n, k]
 class Held {
  public:
   Held(Kind kind, size_t bytes) {
-    constexpr int kTwoPairs = 4 * kBlock;  // from here on every kind repeats
-    const size_t together = tile_bytes(kind, kTwoPairs);
+    constexpr int kTogether = 8 * kBlock;  // from here on every kind repeats, but for scales that lie behind all codes
+    const size_t together = tile_bytes(kind, kTogether);
     const size_t period = std::lcm(together, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
     Random random(5);
-    const auto piece = make_tile(random, kind, static_cast<int>(period / together) * kTwoPairs);
+    const auto piece = make_tile(random, kind, static_cast<int>(period / together) * kTogether);
     bytes_ = (bytes / period + 1) * period;
     const std::unique_ptr<FILE, int (*)(FILE*)> file(std::tmpfile(), std::fclose);
     if (!file || std::fwrite(piece.get(), 1, period, file.get()) != period || std::fflush(file.get()))
@@ -113,6 +113,12 @@ class Layers {
   Scratch scratch_;
 };
 
+// Whether rows of these matrices are whole groups of one of ggml's types.
+bool fits(Kind kind, const std::vector<Shape>& shapes) {
+  return is_ggml(kind) && std::all_of(shapes.begin(), shapes.end(),
+                                      [&](const Shape& shape) { return shape.second % ggml(kind).group == 0; });
+}
+
 }  // namespace
 
 void print_processor() {
@@ -133,7 +139,7 @@ void print_speed(int threads, int turns, int layers, int megabytes, const std::s
     shapes.emplace_back(std::stoi(part), std::stoi(part.substr(part.find('x') + 1)));
   std::map<std::string, Layers> kinds;
   for (int kind = kQ4; kind < kF32; ++kind)
-    if (in_blocks(static_cast<Kind>(kind)))
+    if (in_blocks(static_cast<Kind>(kind)) || fits(static_cast<Kind>(kind), shapes))
       kinds.emplace(kKinds[kind].name, Layers(static_cast<Kind>(kind), shapes, layers));
   kinds.emplace("p8 high", Layers(kP8, shapes, layers, true));
   double bandwidth = 0, dots = 0;

@@ -10,8 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8"]
-Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"]
+Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8", "file"]
+GgmlKind = Literal[
+    "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"
+]  # fmt: skip
+HalfKind = Literal["f16", "bf16"]
+Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"] | GgmlKind | HalfKind
 Family = Literal["blocks", "channels", "floats"]
 BLOCK, TILE = 32, 16  # weights of a row that lie together, and of MatMulNBits; rows that lie together
 MOST_HEAD_DIM, MOST_TAPS = 512, 16  # of a head; tokens that a short convolution sees
@@ -35,7 +39,7 @@ class FormatSpec:
     @property
     def family(self) -> Family:
         """Say how it is stored: in blocks with a scale each, with a scale a row, or as float32."""
-        return "blocks" if self.size else "channels" if self.bits == 8 else "floats"
+        return "blocks" if self.size or self.name == "file" else "channels" if self.bits == 8 else "floats"
 
     @property
     def acts(self) -> Kind:
@@ -65,6 +69,8 @@ class FormatSpec:
     @property
     def native_bits(self) -> float:
         """Return bits of a weight as native operators have it, with its share of a float16 scale."""
+        if self.kind in GGML:
+            return GGML[self.kind].bytes * 8 / GGML[self.kind].group
         return self.bits + (16 / self.size if self.size else 0)
 
 
@@ -81,12 +87,12 @@ SPECS: dict[Format, FormatSpec] = {
             {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.48, 16: 2.06},
         ),
         FormatSpec(
-            "fp32", "f32", 5, 32, 0, {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2},
+            "fp32", "f32", 18, 32, 0, {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2},
             {1: 1.0, 2: 1.13, 4: 1.31, 8: 1.6, 16: 2.3}, devices=True,
         ),
     )
 }  # fmt: skip
-FORMATS: tuple[Format, ...] = tuple(SPECS)
+FORMATS: tuple[Format, ...] = tuple(SPECS)  # that weights can be rounded to
 BLOCK_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.size)
 FOUR_BITS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.bits == 4)
 DEVICE_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.devices)
@@ -94,6 +100,71 @@ DEVICE_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() 
 KINDS: dict[Kind, FormatSpec] = {
     spec.kind: spec for spec in (*SPECS.values(), replace(SPECS["int8"], kind="q8", number=1))
 }
+# the weights of a GGUF file as they are: each matrix has its own kind (``GGML``, ``HALVES``, q4, p8), or is int8 where
+# there is none.  Figures are those of Q4_K, of which most such files consist
+FILE: Format = "file"
+SPECS[FILE] = FormatSpec(FILE, "q4_k", 10, 4, 0, {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.75, 16: 3.2})
+
+
+@dataclass(frozen=True)
+class GgmlSpec:
+    """A block type of ggml as native operators have it: the same numbers, the words of 16 rows interleaved.
+
+    A weight is scale * (code - zero), less or plus a minimum.  Q4_0 and Q8_0 are ``q4`` and ``p8``.
+    """
+
+    kind: GgmlKind  # ggml's name in small letters
+    number: int  # of ``kind`` in C++
+    group: int  # weights of a row that ggml keeps together
+    low: int  # bits of a code that are stored together
+    high: int  # and of its upper bits, which are stored elsewhere
+    share: int  # weights of a row with the same scale
+    zero: int  # the code of 0; of types with a table, how much larger its numbers are
+    scale: Literal["half", "times", "exponent"]  # float16, one times a small integer, or a power of 2
+    minimum: bool = False  # whether one is added, or of "times", one times a small integer is taken away
+    table: tuple[int, ...] = ()  # what codes stand for, ``zero`` more
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a group of one row: its codes, and its scales as whole bytes."""
+        codes, shared = self.group * (self.low + self.high) // 8, self.group // self.share
+        if self.scale == "exponent":
+            return codes + 1
+        halves = 4 if self.minimum else 2
+        if self.scale == "half":
+            return codes + halves
+        return codes + halves + shared * (2 if self.minimum and self.share == BLOCK else 1)
+
+
+# https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h: kvalues_iq4nl and kvalues_mxfp4
+_IQ4 = -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+_MXFP4 = 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
+GGML: dict[Kind, GgmlSpec] = {
+    spec.kind: spec
+    for spec in (
+        GgmlSpec("q4_1", 5, 32, 4, 0, 32, 0, "half", minimum=True),
+        GgmlSpec("q5_0", 6, 32, 4, 1, 32, 16, "half"),
+        GgmlSpec("q5_1", 7, 32, 4, 1, 32, 0, "half", minimum=True),
+        GgmlSpec("q2_k", 8, 256, 2, 0, 16, 0, "times", minimum=True),
+        GgmlSpec("q3_k", 9, 256, 2, 1, 16, 4, "times"),
+        GgmlSpec("q4_k", 10, 256, 4, 0, 32, 0, "times", minimum=True),
+        GgmlSpec("q5_k", 11, 256, 4, 1, 32, 0, "times", minimum=True),
+        GgmlSpec("q6_k", 12, 256, 4, 2, 16, 32, "times"),
+        GgmlSpec("iq4_nl", 13, 32, 4, 0, 32, 128, "half", table=tuple(level + 128 for level in _IQ4)),
+        GgmlSpec("iq4_xs", 14, 256, 4, 0, 32, 128, "times", table=tuple(level + 128 for level in _IQ4)),
+        GgmlSpec("mxfp4", 15, 32, 4, 0, 32, 16, "exponent", table=tuple(level + 16 for level in _MXFP4)),
+    )
+}  # fmt: skip
+HALVES: dict[Kind, int] = {"f16": 16, "bf16": 17}  # numbers in C++; weights of 16 bits, multiplied as float32
+# ggml's types by their names, and what matrices of them become
+FILE_KINDS: dict[str, Kind] = {
+    "Q4_0": "q4", "Q8_0": "p8", "F32": "f32", "F16": "f16", "BF16": "bf16", **{name.upper(): name for name in GGML},
+}  # fmt: skip
+
+
+def acts_of(kind: Kind) -> Kind:
+    """Name the first kind that multiplies the same activations: by blocks of 32 or 64, by row, or as float32."""
+    return "q4" if kind in GGML else "f32" if kind in HALVES else KINDS[kind].acts
 
 
 def listed(names: Iterable[str], word: str = "or") -> str:

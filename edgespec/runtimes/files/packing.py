@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from edgespec.runtimes.files.bounds import MOST_WIDTH, Vocab
-from edgespec.runtimes.files.formats import BLOCK, KINDS, SPECS, TILE, Format, Kind
+from edgespec.runtimes.files.formats import BLOCK, BLOCK_FORMATS, GGML, HALVES, KINDS, SPECS, TILE, Format, Kind
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Blocks:
 
 
 PLANE = Blocks(4)  # one of two planes
-BLOCKS: dict[Format, Blocks] = {name: Blocks(spec.bits, spec.size) for name, spec in SPECS.items() if spec.size}
+BLOCKS: dict[Format, Blocks] = {name: Blocks(SPECS[name].bits, SPECS[name].size) for name in BLOCK_FORMATS}
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,11 @@ class Packed:
     @property
     def tile_bytes(self) -> int:
         """Bytes of 16 rows."""
+        if self.kind in GGML:
+            own = GGML[self.kind]
+            return -(-(-(-self.k // own.group) * own.bytes * TILE) // 64) * 64
+        if self.kind in HALVES:
+            return self.k * TILE * 2
         spec = KINDS[self.kind]
         if spec.family == "floats":
             return self.k * TILE * 4
@@ -111,7 +116,7 @@ class Packed:
     @property
     def low_nbytes(self) -> int:
         """Bytes of its low plane, which has no scales; 0 = it has none."""
-        return -(-self.rows // TILE) * self._low_tile_bytes if KINDS[self.kind].planes > 1 else 0
+        return -(-self.rows // TILE) * self._low_tile_bytes if self.kind == "p8" else 0
 
     @property
     def _low_tile_bytes(self) -> int:

@@ -68,7 +68,7 @@ void Pass::gather(const Step& s) {
   }
   const size_t slots = size_t(rows) * each;
   slots_.resize(slots);
-  const bool exact = s.kind == kF32;
+  const bool exact = takes_floats(s.kind);
   void* gathered = scratch_.expert_in.get(slots * (exact ? size_t(s.k) * 4 : size_t(blocks) * sizeof(Act)) + 64);
   for (int r = 0; r < rows; ++r)
     for (int j = 0; j < each; ++j) {
@@ -96,7 +96,7 @@ int Pass::open_experts(const Step& s, int members) {
   switch (++mixing_) {
     case 1: gather(s); return cut(static_cast<int>(experts_.size()) * (s.n / kBlock), members);
     case 2:
-      if (s.kind != kF32) return static_cast<int>(pieces_.size());
+      if (!takes_floats(s.kind)) return static_cast<int>(pieces_.size());
       ++mixing_;
       [[fallthrough]];
     case 3: return cut(static_cast<int>(experts_.size()) * tiles_of(s.k), members);
@@ -134,8 +134,8 @@ void Pass::experts(const Step& s, int chunk) {
   const bool first = mixing_ == 1;
   const int units = first ? s.n / kBlock : tiles_of(s.k), k = first ? s.k : s.n;
   const auto rows_at = [&](int slot) -> const void* {
-    const void* base = first ? scratch_.expert_in.get(0) : s.kind == kF32 ? static_cast<void*>(mid) : acts;
-    if (s.kind == kF32) return static_cast<const float*>(base) + size_t(slot) * k;
+    const void* base = first ? scratch_.expert_in.get(0) : takes_floats(s.kind) ? static_cast<void*>(mid) : acts;
+    if (takes_floats(s.kind)) return static_cast<const float*>(base) + size_t(slot) * k;
     return static_cast<const Act*>(base) + size_t(slot) * blocks_of(k);
   };
   alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kRowGroup][kBlock];

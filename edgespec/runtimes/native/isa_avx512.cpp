@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "ggml.h"
 #include "half.h"
 
 namespace edgespec {
@@ -26,15 +27,6 @@ inline __attribute__((always_inline)) void fetch_ahead(const void* w) {
     _mm_prefetch(static_cast<const char*>(w) + 4608, _MM_HINT_T0);
 }
 constexpr bool waits_for_memory(int rows, bool four_bits) { return !four_bits || rows <= 8; }
-
-// acc += x (unsigned) * the four bytes at `four`, repeated.  Compilers do not fold the repetition into the instruction;
-// as a separate load it costs registers that 16 rows do not have.
-inline __attribute__((always_inline)) void multiply_add(__m512i& acc, __m512i x, const int8_t* four) {
-  struct Word {
-    int8_t bytes[4];
-  };
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(x), "m"(*reinterpret_cast<const Word*>(four)));
-}
 
 template <bool Four>
 inline __m512i offset(const Act& a) {
@@ -232,11 +224,16 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
 
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
+#define EDGESPEC_INLINE inline __attribute__((always_inline))
+#include "ggml.inl"
+
 template <Kind kind>
 void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
   if constexpr (kind == kF32)
     linear_f32(t.high, k, a, rows, y, ld, columns);
+  else if constexpr (is_ggml(kind) || takes_floats(kind))
+    linear_files<kind>(t.high, k, a, rows, y, ld, columns);
   else
     RowsOf<kind>::all[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ggml.h"
 #include "half.h"
 
 namespace edgespec {

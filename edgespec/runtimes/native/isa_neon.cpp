@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "ggml.h"
 #include "half.h"
 
 namespace edgespec {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "fused.h"
+#include "ggml.h"
 #include "half.h"
 #include "kernels.h"
 
@@ -302,6 +303,46 @@ void linear_f32(const uint8_t* tile, int k, const void* act, int rows, float* y,
   }
 }
 
+// Sums of levels are whole before they are scaled, of each share of a block; then comes what is added to all of them.
+template <Kind kind>
+void linear_ggml(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  constexpr GgmlFacts f = ggml(kind);
+  const Act* a = static_cast<const Act*>(act);
+  const size_t groups = size_t(k) / f.group;
+  for (int r = 0; r < rows; ++r) {
+    F acc = fset(0.f);
+    for (int at = 0; at < k; at += f.share) {
+      const Act& x = a[size_t(at / kBlock) * rows + r];
+      const uint8_t* codes = tile + at / f.group * ggml_codes(f);
+      const uint8_t* scales = tile + groups * ggml_codes(f) + at / f.group * ggml_scales(f);
+      const int8_t* q = x.q + at % kBlock;
+      int32_t all = 0;
+      for (int i = 0; i < f.share; ++i) all += q[i];
+      I sum = iset(0);
+      for (int c = 0; c < kTile; ++c)
+        for (int i = 0; i < f.share; ++i) sum.v[c] += (ggml_level(kind, codes, at % f.group + i, c) - f.zero) * q[i];
+      const auto by = [&](int c) { return ggml_scale(kind, scales, at % f.group / f.share, c); };
+      acc = fma(itof(sum), fmul(each([&](int c) { return by(c).scale; }), fset(x.scale)), acc);
+      if (f.minimum)
+        acc = fma(each([&](int c) { return by(c).minimum; }), fset(x.scale * static_cast<float>(all)), acc);
+    }
+    put(acc, y + r * ld, columns);
+  }
+}
+
+// As of float32: a 16-bit number is one.
+template <Kind kind>
+void linear_half(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  for (int r = 0; r < rows; ++r) {
+    const float* x = static_cast<const float*>(act) + size_t(r) * k;
+    F acc[4] = {fset(0.f), fset(0.f), fset(0.f), fset(0.f)};
+    for (int i = 0; i < k; ++i)
+      acc[i % 4] =
+          fma(each([&](int c) { return float_at(kind, tile, size_t(i) * kTile + c); }), fset(x[i]), acc[i % 4]);
+    put(fadd(fadd(acc[0], acc[1]), fadd(acc[2], acc[3])), y + r * ld, columns);
+  }
+}
+
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
 template <Kind kind>
@@ -309,6 +350,10 @@ void linear(Weights w, int k, const void* act, int rows, float* y, size_t ld, in
   if (kind == kP8 && !w.low) return linear_high(w.high, k, act, rows, y, ld, columns);
   if constexpr (kind == kF32)
     linear_f32(w.high, k, act, rows, y, ld, columns);
+  else if constexpr (takes_floats(kind))
+    linear_half<kind>(w.high, k, act, rows, y, ld, columns);
+  else if constexpr (is_ggml(kind))
+    linear_ggml<kind>(w.high, k, act, rows, y, ld, columns);
   else if constexpr (kind == kC8)
     linear_c8(w.high, k, act, rows, y, ld, columns);
   else if constexpr (is_wide(kind))

@@ -46,8 +46,11 @@ inline void quantize_block(F a, F b, float largest, Act* out) {
   const I qa = ftoi(fmul(a, inverse)), qb = ftoi(fmul(b, inverse));
   istore_s8(out->q, qa);
   istore_s8(out->q + 16, qb);
+  const uint32_t first = static_cast<uint32_t>(isum(qa)), sum = first + static_cast<uint32_t>(isum(qb));
   out->scale = largest * (1.f / 127.f);
-  out->offset = static_cast<int32_t>(-8u * static_cast<uint32_t>(isum(iadd(qa, qb))));  // wraps where x is NaN
+  out->offset = static_cast<int32_t>(-8u * sum);  // wraps where x is NaN
+  out->first = static_cast<int32_t>(-8u * first);
+  out->sum = out->scale * static_cast<float>(static_cast<int32_t>(sum));
 }
 
 // Two blocks [4][16] with one scale; the first has the offset of both.
@@ -119,9 +122,12 @@ void k_embed(Kind kind, Weights weights, int k, int64_t row, float* y) {
   const int column = static_cast<int>(row % kTile);
   const size_t number = static_cast<size_t>(row / kTile);
   const uint8_t* tile = weights.high + number * tile_bytes(kind, k);
-  if (kind == kF32) {
-    const float* w = reinterpret_cast<const float*>(tile);
-    for (int i = 0; i < k; ++i) y[i] = w[i * kTile + column];
+  if (takes_floats(kind)) {
+    for (int i = 0; i < k; ++i) y[i] = float_at(kind, tile, size_t(i) * kTile + column);
+    return;
+  }
+  if (is_ggml(kind)) {
+    for (int i = 0; i < k; ++i) y[i] = ggml_weight(kind, tile, k, i, column);
     return;
   }
   const int blocks = blocks_of(k);

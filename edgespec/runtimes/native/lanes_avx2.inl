@@ -180,6 +180,70 @@ inline I dot_s8(I acc, B x, const int8_t* four) {  // at most 2 * 127 * 128: not
 }
 #endif
 
+// ---- what ggml.inl asks for ----------------------------------------------------------------------------------------
+inline F fload_s8(const int8_t* p) {
+  const auto eight = [](const int8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+  };
+  return {eight(p), eight(p + 8)};
+}
+inline F fload_bfloat(const uint16_t* p) {
+  const auto eight = [](const uint16_t* at) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  };
+  return {eight(p), eight(p + 8)};
+}
+// Bytes moved by `Right` bits (below 0: to the left) under a mask.
+template <int Right, int Mask>
+inline __m256i moved(const uint8_t* p) {
+  __m256i x = load(p);
+  if constexpr (Right > 0) x = _mm256_srli_epi16(x, Right);
+  if constexpr (Right < 0) x = _mm256_slli_epi16(x, -Right);
+  return _mm256_and_si256(x, _mm256_set1_epi8(Mask));
+}
+template <int Right, int Mask>
+inline B bfield(const uint8_t* p) {
+  return {moved<Right, Mask>(p), moved<Right, Mask>(p + 32), Mask <= 15};
+}
+template <int Right, int Mask>
+inline B badd(B x, const uint8_t* p) {
+  return {_mm256_or_si256(x.a, moved<Right, Mask>(p)), _mm256_or_si256(x.b, moved<Right, Mask>(p + 32)), false};
+}
+inline B blookup(B x, const uint8_t* table) {
+  const __m256i row = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(row, x.a), _mm256_shuffle_epi8(row, x.b), false};
+}
+// acc + N vectors times 4 N bytes; no byte of a vector is above Most.
+template <int Most, int N>
+inline __attribute__((always_inline)) I dots(I acc, const B* v, const int8_t* q) {
+#if defined(__AVXVNNI__)
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) acc = dot_u8(acc, v[j], q + 4 * j);
+#else
+  constexpr int kFit = 32767 / (2 * 127 * Most) < N ? 32767 / (2 * 127 * Most) : N;  // vectors that 16 bits hold
+  if constexpr (kFit == 0) {
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) acc = dot_u8(acc, {v[j].a, v[j].b, false}, q + 4 * j);
+  } else {
+    constexpr int kTogether = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+#pragma GCC unroll 8
+    for (int from = 0; from < N; from += kTogether) {
+      __m256i a, b;
+#pragma GCC unroll 8
+      for (int j = from; j < from + kTogether; ++j) {
+        const __m256i f = four_bytes(q + 4 * j);
+        const __m256i first = _mm256_maddubs_epi16(v[j].a, f), second = _mm256_maddubs_epi16(v[j].b, f);
+        a = j == from ? first : _mm256_add_epi16(a, first);
+        b = j == from ? second : _mm256_add_epi16(b, second);
+      }
+      acc = {_mm256_add_epi32(acc.a, widen(a)), _mm256_add_epi32(acc.b, widen(b))};
+    }
+  }
+#endif
+  return acc;
+}
+
 struct Roof {
   __m256i v;
 };

@@ -90,8 +90,52 @@ inline __attribute__((always_inline)) I dot(I acc, __m512i u8, __m512i s8) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(u8), "v"(s8));
   return acc;
 }
+// acc += x (unsigned) * the four bytes at `four`, repeated.  Compilers do not fold the repetition into the instruction;
+// as a separate load it costs registers that 16 rows do not have.
+inline __attribute__((always_inline)) void multiply_add(__m512i& acc, __m512i x, const int8_t* four) {
+  struct Word {
+    int8_t bytes[4];
+  };
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(x), "m"(*reinterpret_cast<const Word*>(four)));
+}
 inline I dot_u8(I acc, B x, const int8_t* four) { return dot(acc, x.v, four_bytes(four)); }
 inline I dot_s8(I acc, B x, const int8_t* four) { return dot(acc, four_bytes(four), x.v); }
+
+// ---- what ggml.inl asks for ----------------------------------------------------------------------------------------
+inline F fload_s8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline F fload_bfloat(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+// Bytes moved by `Right` bits (below 0: to the left) under a mask.
+template <int Right>
+inline __m512i moved(const uint8_t* p) {
+  const __m512i x = _mm512_loadu_si512(p);
+  if constexpr (Right > 0) return _mm512_srli_epi16(x, Right);
+  if constexpr (Right < 0) return _mm512_slli_epi16(x, -Right);
+  return x;
+}
+template <int Right, int Mask>
+inline B bfield(const uint8_t* p) {
+  return {_mm512_and_si512(moved<Right>(p), _mm512_set1_epi8(Mask))};
+}
+template <int Right, int Mask>
+inline B badd(B x, const uint8_t* p) {  // 0xEA: the first and the second, or the third
+  return {_mm512_ternarylogic_epi64(moved<Right>(p), _mm512_set1_epi8(Mask), x.v, 0xEA)};
+}
+inline B blookup(B x, const uint8_t* table) {
+  const __m128i row = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(row), x.v)};
+}
+// acc + N vectors times 4 N bytes; no byte of a vector is above Most.
+template <int Most, int N>
+inline __attribute__((always_inline)) I dots(I acc, const B* v, const int8_t* q) {
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) multiply_add(acc.v, v[j].v, q + 4 * j);
+  return acc;
+}
 
 // Two look-ups are added in 8 bits before they are widened: the even bytes of `sum` minus what the odd ones carried in.
 template <int Q>

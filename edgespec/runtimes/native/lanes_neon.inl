@@ -191,6 +191,51 @@ inline I dot_s8(I acc, B x, const int8_t* four) {
   return each_int([&](int i) { return dot(acc.v[i], as_signed(x.v[i]), f); });
 }
 
+// ---- what ggml.inl asks for ----------------------------------------------------------------------------------------
+inline F fload_s8(const int8_t* p) {
+  const int8x16_t x = vld1q_s8(p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_s8(vget_high_s8(x));
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+inline F fload_bfloat(const uint16_t* p) {
+  return each([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
+}
+// Bytes moved by `Right` bits (below 0: to the left) under a mask.
+template <int Right, int Mask>
+inline uint8x16_t moved(const uint8_t* p) {
+  uint8x16_t x = vld1q_u8(p);
+  if constexpr (Right > 0) x = vshrq_n_u8(x, Right);
+  if constexpr (Right < 0) x = vshlq_n_u8(x, -Right);
+  return vandq_u8(x, vdupq_n_u8(Mask));
+}
+template <int Right, int Mask>
+inline B bfield(const uint8_t* p) {
+  return {{moved<Right, Mask>(p), moved<Right, Mask>(p + 16), moved<Right, Mask>(p + 32), moved<Right, Mask>(p + 48)},
+          true};
+}
+template <int Right, int Mask>
+inline B badd(B x, const uint8_t* p) {
+  return {{vorrq_u8(x.v[0], moved<Right, Mask>(p)), vorrq_u8(x.v[1], moved<Right, Mask>(p + 16)),
+           vorrq_u8(x.v[2], moved<Right, Mask>(p + 32)), vorrq_u8(x.v[3], moved<Right, Mask>(p + 48))},
+          true};
+}
+inline B blookup(B x, const uint8_t* table) {
+  const uint8x16_t row = vld1q_u8(table);
+  return {{vqtbl1q_u8(row, x.v[0]), vqtbl1q_u8(row, x.v[1]), vqtbl1q_u8(row, x.v[2]), vqtbl1q_u8(row, x.v[3])}, false};
+}
+// acc + N vectors times 4 N bytes; no byte of a vector is above Most.
+template <int Most, int N>
+inline __attribute__((always_inline)) I dots(I acc, const B* v, const int8_t* q) {
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) {
+    B x = v[j];
+    x.nibbles = Most < 128;  // a signed byte
+    acc = dot_u8(acc, x, q + 4 * j);
+  }
+  return acc;
+}
+
 struct Roof {
   int32x4_t v;
 };

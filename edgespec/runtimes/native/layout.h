@@ -25,13 +25,21 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 //        elsewhere, [tiles][blocks][256], in the same order and without scales.  The high plane alone is a model of 4
 //        bits: it takes a weight for the middle of those that share its high nibble.
 //   kC8: a scale a column instead of a block: all payloads as in kQ8, then 16 float32 scales.
-//   kF32: [k][16] float32.
+//   kF32: [k][16] float32; kF16, kBF16: the same of 16-bit numbers.
+//   kQ4_1 to kMXFP4: ggml's block types (ggml-common.h), bit for bit.  First the codes of each group of weights that
+//        ggml keeps together, after those of all groups the scales; k is whole groups.  Codes are its bytes, four by
+//        four of 16 columns; of kQ5_0 and kQ5_1 also a vector of upper bits, bit j of byte [c * 4 + i] that of k = 4 j
+//        + i.  Then 16 float16 scales (or exponents in a byte each) and 16 minima, and of kTimes the small integers in
+//        bytes, 16 for each of the group's scales, then those of the minima; kQ2_K has both in one byte, as ggml does.
 // Only looked up, not multiplied by: kR8: [n, k] int8, a float32 scale a row beside it; kR32: [n, k] float32.
-constexpr bool is_four(Kind kind) { return kKinds[kind].bits == 4; }
+constexpr bool is_ggml(Kind kind) { return kind >= kQ4_1 && kind <= kMXFP4; }
+constexpr GgmlFacts ggml(Kind kind) { return kGgml[is_ggml(kind) ? kind - kQ4_1 : 0]; }
+constexpr bool takes_floats(Kind kind) { return kKinds[kind].acts == kF32; }  // of activations
+constexpr bool is_four(Kind kind) { return kKinds[kind].bits == 4 && !is_ggml(kind); }
 constexpr bool in_blocks(Kind kind) { return kKinds[kind].size > 0; }
 constexpr bool is_wide(Kind kind) { return kKinds[kind].size > kBlock; }  // whole pairs share a scale
 constexpr size_t payload_bytes(Kind kind) { return size_t(kBlock) * kTile * kKinds[kind].bits / 8; }  // of a block
-// Of a kind in blocks: pairs that lie behind two rows of scales, and their bytes with those.
+// Of a kind in blocks: pairs that follow two rows of scales, and their bytes with those.
 constexpr size_t pairs_together(Kind kind) { return size_t(kKinds[kind].size) / kBlock; }
 constexpr size_t together_bytes(Kind kind) { return 64 + pairs_together(kind) * 2 * payload_bytes(kind); }
 
@@ -41,8 +49,17 @@ enum Fn : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kSig
 
 inline int blocks_of(int k) { return 2 * ((k + 2 * kBlock - 1) / (2 * kBlock)); }
 inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }
+// Bytes of the codes of a group of ggml's in a tile, and of its scales with all that belongs to them.
+constexpr size_t ggml_codes(GgmlFacts f) { return size_t(f.group) * kTile * (f.low + f.high) / 8; }
+constexpr size_t ggml_shares(GgmlFacts f) { return f.scale == kTimes ? size_t(f.group / f.share) : 0; }  // integers
+constexpr size_t ggml_scales(GgmlFacts f) {
+  const bool apart = f.minimum && f.share == kBlock;  // integers of scales and minima
+  return kTile * ((f.scale == kExponent ? 1 : 2) * (f.minimum ? 2 : 1) + ggml_shares(f) * (apart ? 2 : 1));
+}
 inline size_t tile_bytes(Kind kind, int k) {
-  if (kKinds[kind].bits == 32) return static_cast<size_t>(k) * 64;
+  if (takes_floats(kind)) return size_t(k) * kTile * kKinds[kind].bits / 8;
+  if (is_ggml(kind))  // to whole cache lines
+    return (k / ggml(kind).group * (ggml_codes(ggml(kind)) + ggml_scales(ggml(kind))) + 63) / 64 * 64;
   const size_t pairs = blocks_of(k) / 2, together = in_blocks(kind) ? pairs_together(kind) : pairs;
   return pairs * 2 * payload_bytes(kind) + (pairs + together - 1) / together * 64;
 }
@@ -72,6 +89,8 @@ struct Act {
   int8_t q[kBlock];
   float scale;
   int32_t offset;  // -8 sum(q): what takes back the 8 added to 4-bit weights, and 16 times that the 128 of 8 bits
+  int32_t first;   // -8 times the sum of the first half
+  float sum;       // scale * sum(q)
 
   int32_t offset_of_bytes() const { return static_cast<int32_t>(static_cast<uint32_t>(offset) * 16); }
 };
@@ -79,7 +98,7 @@ struct Act {
 inline int32_t offset_of_high(int32_t offset) {
   return static_cast<int32_t>(offset - ((int64_t(15) * offset + 128) >> 8));
 }
-static_assert(sizeof(Act) == 40, "activation record");
+static_assert(sizeof(Act) == 48, "activation record");
 
 inline int rows_in_group(int rows, int group) {
   const int left = rows - group * kRowGroup;

@@ -137,10 +137,13 @@ EDGESPEC_INLINE void linear_some(Weights t, int blocks, const void* act, int row
 
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
+#include "ggml.inl"
+
 template <Kind kind>
 void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
   if constexpr (kind == kF32) return linear_f32(t.high, k, a, rows, y, ld, columns);
+  if constexpr (is_ggml(kind) || takes_floats(kind)) return linear_files<kind>(t.high, k, a, rows, y, ld, columns);
   if constexpr (kind == kC8) return linear_c8(t.high, k, a, rows, y, ld, columns);
   if constexpr (in_blocks(kind)) {
     if (rows == 1) return linear_some<kind>(t, blocks_of(k), a, 1, y, ld, columns);

@@ -293,11 +293,15 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
 
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
+#include "ggml.inl"
+
 template <Kind kind>
 void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
   if constexpr (kind == kF32)
     linear_f32(t.high, k, a, rows, y, ld, columns);
+  else if constexpr (is_ggml(kind) || takes_floats(kind))
+    linear_files<kind>(t.high, k, a, rows, y, ld, columns);
   else
     all_rows<kind>(t, k, a, rows, y, ld, columns);
 }

@@ -9,7 +9,7 @@ namespace edgespec {
 namespace {
 
 size_t act_bytes(Kind kind, int k, int rows) {
-  return kind == kF32 ? size_t(rows) * k * 4 : size_t(rows) * blocks_of(k) * sizeof(Act);
+  return takes_floats(kind) ? size_t(rows) * k * 4 : size_t(rows) * blocks_of(k) * sizeof(Act);
 }
 
 enum class Cut { kOnce, kSerial, kRows, kPieces, kOwn };
@@ -205,7 +205,7 @@ void Pass::normed(const Step& s, const float* x, float* y) const {
 
 void Pass::quantize(const Step& s, int row) {
   const float* x = floats(s.x) + source(s, row) * s.k;
-  float* target = s.kind == kF32 ? static_cast<float*>(act_[s.out]) + size_t(row) * s.k : nullptr;
+  float* target = takes_floats(s.kind) ? static_cast<float*>(act_[s.out]) + size_t(row) * s.k : nullptr;
   thread_local std::vector<float> kept;
   if (s.norms()) {
     kept.resize(s.k + 16);
@@ -222,7 +222,7 @@ void Pass::quantize(const Step& s, int row) {
 }
 
 const void* Pass::group_acts(int id, Kind kind, int k, int group) const {
-  if (kind == kF32) return static_cast<const float*>(act_[id]) + size_t(group) * kRowGroup * k;
+  if (takes_floats(kind)) return static_cast<const float*>(act_[id]) + size_t(group) * kRowGroup * k;
   return static_cast<const Act*>(act_[id]) + size_t(group) * kRowGroup * blocks_of(k);
 }
 
@@ -347,7 +347,7 @@ void Pass::glu_unit(const Step& s, int unit, int first, int last) {
   const int width = glu_columns(s.kind), units = (s.n + width - 1) / width, rows = in_.rows;
   const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
   alignas(64) float g[kRowGroup * 2 * kBlock], u[kRowGroup * 2 * kBlock], y[kRowGroup * 2 * kBlock];  // [rows, width]
-  const bool blocks = in_blocks(s.kind);
+  const bool blocks = !takes_floats(s.kind) && s.kind != kC8;
   const int columns = std::min(width, s.n - unit * width), wide = tiles_of(columns);
   for (int group = first; group < last; ++group) {
     const int n = rows_in_group(rows, group);

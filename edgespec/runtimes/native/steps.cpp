@@ -175,6 +175,7 @@ Weight weight(const std::string& line, const Step& s, const Field& field) {
   const bool low = field.type == "low", matrix = low || field.type == "matrix";
   require(line, n >= 0 && n <= INT32_MAX && (!matrix || s.kind > kF32 || (n <= kMaxWidth && k <= kMaxWidth)),
           "number out of range");
+  require(line, !matrix || !is_ggml(s.kind) || k % ggml(s.kind).group == 0, "expected k of whole blocks");
   return {s.*kWeights.at(field.key), s.kind, static_cast<int>(n), matrix ? static_cast<int>(k) : 0,
           field.size == "seen",      low};
 }

@@ -99,7 +99,7 @@ private fun encoding(encoder: ModelPart, kv: KvFormat, use: RunOptions, rows: In
 
 private const val SPLIT = 4 * KV_BLOCK // tokens that attention takes in one piece (native/attention.cpp)
 private const val TILE = 16
-private const val ACT = 40L // bytes of 32 quantized activations (native/layout.h)
+private const val ACT = 48L // bytes of 32 quantized activations (native/layout.h)
 private const val QUERY = 48L // of what attention knows of a query beside its numbers (native/kernels.h)
 private const val DRAWN = 7 // rows of float64 that drawing a token takes for a moment
 private const val PROBED = 5 // rows whose logits are compared to say whether rows are exact, and that control times

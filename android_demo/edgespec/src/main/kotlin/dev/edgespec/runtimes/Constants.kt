@@ -1,7 +1,7 @@
 // Written by `python -m tools.generate_constants` from Python's constants: not to be edited.
 package dev.edgespec.runtimes
 
-const val BLOCK = 32 // weights of a row that lie together
+const val BLOCK = 32 // weights of a row that are stored together
 const val TILE = 16
 const val KV_BLOCK = 128 // tokens that lie together
 const val SINK_ROWS = 16
@@ -32,6 +32,7 @@ val SPECS = mapOf(
     "int8" to FormatSpec(1.0, 0.125, 1.25, "blocks", 1.0625),
     "w8a8" to FormatSpec(1.0, 0.0, 1.0, "channels", 1.0009765625),
     "fp32" to FormatSpec(4.0, 0.0, 4.0, "floats", 4.0),
+    "file" to FormatSpec(0.5, 0.0, 0.5, "blocks", 0.578125),
 )
 val FORMATS = SPECS.keys.toList()
 

@@ -1,0 +1,166 @@
+// Matrices in ggml's block types (layout.h), and of 16-bit numbers, once for all instruction sets but the
+// specification, over their vector types.  Each of them says how bits become bytes: bfield, badd, blookup, fload_s8,
+// fload_bfloat, and how rows are multiplied: dots.
+
+constexpr int kGgmlAhead = 9216;  // bytes: how far codes are fetched before they are used, to the second cache
+
+// Vector j of block b of a group: what 16 columns multiply numbers 4 j to 4 j + 3 by.
+template <Kind kind, int b, int j>
+EDGESPEC_INLINE B ggml_vector(const uint8_t* codes) {
+  constexpr GgmlFacts f = ggml(kind);
+  constexpr CodePlace at = code_place(kind, b, 4 * j);
+  B x = bfield<at.shift, (1 << f.low) - 1>(codes + at.low * 64);
+  if constexpr (f.high > 0)
+    x = badd<at.up - f.low, ((1 << f.high) - 1) << f.low>(x, codes + (low_vectors(f) + at.high) * 64);
+  if constexpr (f.table > 0) x = blookup(x, kGgmlTables[f.table]);
+  return x;
+}
+
+template <Kind kind, int b, int j = 0>
+EDGESPEC_INLINE void ggml_vectors(const uint8_t* codes, B (&v)[8]) {
+  v[j] = ggml_vector<kind, b, j>(codes);
+  if constexpr (j < 7) ggml_vectors<kind, b, j + 1>(codes, v);
+}
+
+struct Shares {
+  F scale[2], minimum[2];  // of the halves of a block, or of all of it
+};
+
+template <Kind kind, int b>
+EDGESPEC_INLINE Shares ggml_shares_of(const uint8_t* scales, F d, F m) {
+  constexpr GgmlFacts f = ggml(kind);
+  constexpr int kHalves = kBlock / f.share;
+  Shares s;
+  if constexpr (f.scale != kTimes) {
+    s.scale[0] = d;
+    s.minimum[0] = m;
+    return s;
+  }
+  const int8_t* times = reinterpret_cast<const int8_t*>(scales) + kTile * 2 * (f.minimum ? 2 : 1);
+#pragma GCC unroll 2
+  for (int h = 0; h < kHalves; ++h) {
+    const int8_t* own = times + (b * kHalves + h) * kTile;
+    if constexpr (kind == kQ2_K) {
+      int8_t low[kTile], high[kTile];
+      for (int c = 0; c < kTile; ++c) {
+        low[c] = own[c] & 15;
+        high[c] = static_cast<int8_t>(static_cast<uint8_t>(own[c]) >> 4);
+      }
+      s.scale[h] = fmul(d, fload_s8(low));
+      s.minimum[h] = fmul(m, fload_s8(high));
+    } else {
+      s.scale[h] = fmul(d, fload_s8(own));
+      if (f.minimum) s.minimum[h] = fmul(m, fload_s8(own + ggml_shares(f) * kTile));
+    }
+  }
+  return s;
+}
+
+// Takes `zero` back from each level: zero / 8 of an offset.
+template <int zero>
+EDGESPEC_INLINE I ggml_offset(int32_t offset) {
+  return iset(static_cast<int32_t>(static_cast<uint32_t>(offset >> 3) * uint32_t(zero)));
+}
+
+// A row of a block: its products, scaled, and its minima.
+template <Kind kind>
+EDGESPEC_INLINE F ggml_row(const B (&v)[8], const Act& a, const Shares& s, F acc) {
+  constexpr GgmlFacts f = ggml(kind);
+  constexpr int kMost = f.table ? kGgmlTables[f.table][f.table == 1 ? 15 : 7] : (1 << (f.low + f.high)) - 1;
+  const F by = fset(a.scale);
+  if constexpr (f.share == kBlock) {
+    const I sum = dots<kMost, 8>(ggml_offset<f.zero>(a.offset), v, a.q);
+    acc = fma(itof(sum), fmul(s.scale[0], by), acc);
+    if (f.minimum) acc = f.scale == kTimes ? fnma(s.minimum[0], fset(a.sum), acc) : fma(s.minimum[0], fset(a.sum), acc);
+  } else {
+    const int32_t offsets[2] = {a.first,
+                                static_cast<int32_t>(static_cast<uint32_t>(a.offset) - static_cast<uint32_t>(a.first))};
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const I sum = dots<kMost, 4>(ggml_offset<f.zero>(offsets[h]), v + 4 * h, a.q + 16 * h);
+      acc = fma(itof(sum), fmul(s.scale[h], by), acc);
+      if (f.minimum) acc = fnma(s.minimum[h], fset(a.scale * (static_cast<float>(offsets[h]) * -.125f)), acc);
+    }
+  }
+  return acc;
+}
+
+template <Kind kind, bool One, int b>
+EDGESPEC_INLINE void ggml_blocks(const uint8_t* codes, const uint8_t* scales, F d, F m, const Act*& a, int rows,
+                                 F* acc) {
+  constexpr GgmlFacts f = ggml(kind);
+  constexpr int kBlocks = f.group / kBlock;
+  constexpr int kLines = static_cast<int>(ggml_codes(f) / 64) / kBlocks;
+#pragma GCC unroll 8
+  for (int i = 0; i < kLines; ++i) __builtin_prefetch(codes + kGgmlAhead + (b * kLines + i) * 64, 0, 2);
+  const Shares s = ggml_shares_of<kind, b>(scales, d, m);
+  B v[8];
+  ggml_vectors<kind, b>(codes, v);
+  if constexpr (One) {
+    acc[0] = ggml_row<kind>(v, *a++, s, acc[0]);
+  } else {
+#pragma GCC unroll 1
+    for (int r = 0; r < rows; ++r) acc[r] = ggml_row<kind>(v, a[r], s, acc[r]);
+    a += rows;
+  }
+  if constexpr (b + 1 < kBlocks) ggml_blocks<kind, One, b + 1>(codes, scales, d, m, a, rows, acc);
+}
+
+template <Kind kind, bool One>
+void ggml_rows(const uint8_t* tile, int k, const Act* a, int rows, float* y, size_t ld, int columns) {
+  constexpr GgmlFacts f = ggml(kind);
+  F acc[One ? 1 : kRowGroup];
+  for (int r = 0; r < rows; ++r) acc[r] = fset(0.f);
+  const uint8_t *codes = tile, *scales = tile + k / f.group * ggml_codes(f);
+  for (int group = 0; group < k / f.group; ++group, codes += ggml_codes(f), scales += ggml_scales(f)) {
+    F d, m = fset(0.f);
+    if constexpr (f.scale == kExponent) {
+      float each[kTile];
+      for (int c = 0; c < kTile; ++c) each[c] = exponent_to_half_float(scales[c]);
+      d = fload(each);
+    } else {
+      d = fload_half(reinterpret_cast<const uint16_t*>(scales));
+      if (f.minimum) m = fload_half(reinterpret_cast<const uint16_t*>(scales) + kTile);
+    }
+    ggml_blocks<kind, One, 0>(codes, scales, d, m, a, rows, acc);
+  }
+  for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, acc[r], columns);
+}
+
+// Four partial sums, k modulo 4, added as (0 + 1) + (2 + 3), as of float32.
+template <Kind kind, int R>
+EDGESPEC_INLINE void half_rows(const uint16_t* w, int k, const float* x, float* y, size_t ld, int columns) {
+  F acc[R][4];
+  for (int r = 0; r < R; ++r)
+    for (F& a : acc[r]) a = fset(0.f);
+  int i = 0;
+  const auto add = [&](int s) __attribute__((always_inline)) {
+    const uint16_t* at = w + size_t(i + s) * kTile;
+    const F v = kind == kF16 ? fload_half(at) : fload_bfloat(at);
+    for (int r = 0; r < R; ++r) acc[r][s] = fma(v, fset(x[size_t(r) * k + i + s]), acc[r][s]);
+  };
+  for (; i + 4 <= k; i += 4) {
+    __builtin_prefetch(w + size_t(i) * kTile + kGgmlAhead / 2, 0, 2);
+    __builtin_prefetch(w + size_t(i) * kTile + kGgmlAhead / 2 + 32, 0, 2);
+    add(0), add(1), add(2), add(3);
+  }
+  if (i < k) add(0);
+  if (i + 1 < k) add(1);
+  if (i + 2 < k) add(2);
+  for (int r = 0; r < R; ++r)
+    fstore_n(y + r * ld, fadd(fadd(acc[r][0], acc[r][1]), fadd(acc[r][2], acc[r][3])), columns);
+}
+
+template <Kind kind>
+void linear_files(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  if constexpr (is_ggml(kind)) {
+    const Act* a = static_cast<const Act*>(act);
+    if (rows == 1) return ggml_rows<kind, true>(tile, k, a, 1, y, ld, columns);
+    ggml_rows<kind, false>(tile, k, a, rows, y, ld, columns);
+  } else {
+    const uint16_t* w = reinterpret_cast<const uint16_t*>(tile);
+    const float* x = static_cast<const float*>(act);
+    for (; rows >= 2; rows -= 2, x += size_t(2) * k, y += 2 * ld) half_rows<kind, 2>(w, k, x, y, ld, columns);
+    if (rows) half_rows<kind, 1>(w, k, x, y, ld, columns);
+  }
+}
