@@ -20,7 +20,7 @@ from edgespec.cli.common import (
     refuse_beside,
 )
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.formats import FILE, FORMATS
 
 if TYPE_CHECKING:
     from edgespec.engine.transcript import TextFormat, Transcript
@@ -40,9 +40,9 @@ audio_options = group(
     option("--timestamps/--no-timestamps", "Whether segments have times.", default=True),
     option(
         "--format",
-        f"Format of the transcript: {', '.join(FORMS)}; or of the weights of a MODEL: {', '.join(FORMATS)}.  "
+        f"Format of the transcript: {', '.join(FORMS)}; or of the weights of a MODEL: {', '.join((*FORMATS, FILE))}.  "
         "[default: txt, and weights that keep the quality]",
-        [*FORMS, *FORMATS],
+        [*FORMS, *FORMATS, FILE],
         dest="form",
     ),
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from edgespec.cli.method_settings import NAMES, apply, read_settings
-from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS, FORMATS
+from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS, FILE, FORMATS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -398,7 +398,7 @@ def make_ready(source: str, options: Mapping[str, Any], takes_format: bool = Tru
     if takes_format and budget:
         command += f" --budget {shlex.quote(budget)}"
     with accepting(command), progress() as report:
-        return ready(source, report, form if form in FORMATS else None, budget)
+        return ready(source, report, form if form in (*FORMATS, FILE) else None, budget)
 
 
 def attention_lines(part: AttentionPart | None) -> list[str]:

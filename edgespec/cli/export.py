@@ -29,7 +29,7 @@ from edgespec.cli.common import (
 from edgespec.cli.recipes import recipe_option, with_recipe
 from edgespec.drafters.registry import drafters_apart, needing
 from edgespec.planning.budget import parse_bytes, show_bytes
-from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, FORMATS, FOUR_BITS, listed
+from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, FILE, FORMATS, FOUR_BITS, listed
 
 if TYPE_CHECKING:
     from edgespec.export.options import ExportOptions
@@ -51,8 +51,8 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @option(
     "--format",
     "Format of the weights.  [default: the fastest that loses at most 1 % of perplexity; int4 with --quantizer, "
-    "--head-format, --target-size or --target-kl]",
-    FORMATS,
+    "--head-format, --target-size or --target-kl; of a quantized GGUF file its own weights (file)]",
+    (*FORMATS, FILE),
     dest="form",
 )
 @option("--context", "Maximum context length in tokens.  [default: the model's limit]", int)
@@ -117,7 +117,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
         "Tokens that the draft model or the drafter can guess; 0 = all.  [default: the fastest; the drafter's]",
         int,
     ),
-    option("--draft-format", "Format of the draft model's weights.  [default: as --format]", FORMATS),
+    option("--draft-format", "Format of the draft model's weights.  [default: as --format]", (*FORMATS, FILE)),
     option("--skip-set", "JSON with a published skip set, instead of a search.", PATH),
     option("--trials", "Trials of the skip-set search.", COUNT, 64),
     option("--seed", "Seed of the skip-set search.", int, 0),
@@ -207,11 +207,12 @@ def command(
     parity = manifest.parity
     against = parity.get("against", "the source")
     click.echo(f"{target}: {show_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
-    click.echo(
-        f"against {against}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
-        f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before), "
-        f"divergence {parity['kl']:.3g} nats"
-    )
+    if parity:
+        click.echo(
+            f"against {against}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
+            f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before), "
+            f"divergence {parity['kl']:.3g} nats"
+        )
     for line in attention_lines(manifest.target.attention):
         click.echo(f"attention: {line}")
     for note in manifest.provenance.get("notes", []):
@@ -241,6 +242,8 @@ def _options(asked: dict[str, Any]) -> ExportOptions:
 
 def _low_agreement(manifest: Manifest) -> str | None:
     """Warn where the bundle seldom chooses as its source does."""
+    if not manifest.parity:
+        return None
     found, positions = manifest.parity["top1_agreement"], manifest.parity["positions"]
     if found >= LOW_AGREEMENT:
         return None

@@ -31,7 +31,7 @@ from edgespec.cli.common import (
 from edgespec.cli.recipes import recipe_option
 from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.files.formats import ATTENTIONS, FORMATS
+from edgespec.runtimes.files.formats import ATTENTIONS, FILE, FORMATS
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
@@ -94,8 +94,10 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """Plan for the bundles that an export of a model could make, one for each format; from its config.json."""
     from edgespec.export.options import ExportOptions
     from edgespec.export.planned import PlannedSource, planned_bundle, possible_methods
+    from edgespec.export.source.gguf_files import is_quantized
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import latest_profile
+    from edgespec.runtimes.ort.native_library import native_library
 
     draft, context, text_only = options["draft"], options["context"], options["text_only"]
     how: dict[str, Any] = {name: options[name] for name in ("draft", "context", "revision", "text_only")}
@@ -108,7 +110,8 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     # what was measured here with another bundle tells how fast the machine is
     profile = latest_profile(options["threads"], options["device"]) if here else None
     found = []
-    for form in options["formats"] or FORMATS:
+    own = (FILE,) if is_quantized(opened.path) and native_library().path else ()
+    for form in options["formats"] or (*own, *FORMATS):
         planned = planned_bundle(ExportOptions(source, format=form, **how), opened)
         needs = {name: need for name in planned.methods if (need := _need(name, source, draft))}
         found.append(Option(planned, source, ("--format", form, *command), needs, profile))
@@ -159,7 +162,13 @@ MOST_LINES = 12
 @group(COMMON, recipe_option("context, methods, format and budget"))
 @group(
     "A model that is not exported yet",
-    option("--format", "Format to consider; may be repeated.  [default: all]", FORMATS, dest="formats", multiple=True),
+    option(
+        "--format",
+        "Format to consider; may be repeated.  [default: all]",
+        (*FORMATS, FILE),
+        dest="formats",
+        multiple=True,
+    ),
     option("--draft", "The draft for method speculative: folder, hub id or builtin:NAME."),
     option("--revision", "Branch, tag or commit of a hub model."),
     option("--text-only", "The text half of a model that reads images or sound.", bool),

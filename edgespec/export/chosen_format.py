@@ -24,9 +24,10 @@ from edgespec.export.source.gguf_files import is_quantized
 from edgespec.planning.budget import available_memory
 from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.planning.profiles import latest_profile
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import FILE, Format
 from edgespec.runtimes.files.manifest import TokenizerFacts
 from edgespec.runtimes.files.speech import SpeechPart
+from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.text.codec import TextCodec
 
 
@@ -62,6 +63,9 @@ def chosen_format(opened: Measurable) -> FormatChoice:
     if arch is None:  # a graph of optimum's: its sizes are not planned
         pick = Candidate("int8", 0, 0, 1.0, True, None)
         return FormatChoice(pick, (pick,), "it goes through optimum", False)
+    if keeps_file(opened) and (own := candidate(options, FILE, budget)).fits:
+        own = replace(own, loss=NOTHING)
+        return FormatChoice(own, (own,))
     plain = [candidate(options, form, budget) for form in CHOSEN]
     if not any(one.fits for one in plain):
         return choose(plain, budget)
@@ -69,6 +73,14 @@ def chosen_format(opened: Measurable) -> FormatChoice:
     losses: Mapping[Format, Loss] = {} if unmeasured else _losses(opened, arch, [one.format for one in plain])
     known = [replace(one, loss=losses.get(one.format)) for one in plain]
     return choose(known, budget, unmeasured, options.quantizer is None and not options.quick)
+
+
+def keeps_file(opened: Measurable) -> bool:
+    """Whether the weights can stay as a file has them: quantized ones, which native operators multiply as they are."""
+    options, arch = opened.options, opened.arch
+    if arch is None or arch.encoder is not None or options.operators == "stock" or native_library().path is None:
+        return False
+    return not options.devices and options.adapter is None and is_quantized(opened.path)
 
 
 def candidate(options: ExportOptions, form: Format, budget: int) -> Candidate:

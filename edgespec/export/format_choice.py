@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.errors import QualityError
 from edgespec.export.measuring.loss import Loss
 from edgespec.planning.budget import show_bytes
-from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.formats import FILE, FORMATS, Format
 
 CHOSEN: tuple[Format, ...] = ("int4", "int8", "fp32")
 """What is chosen from: int4-64 is as fast as int4 and coarser, and w8a8 also rounds activations more."""
@@ -58,6 +58,8 @@ class FormatChoice:
     def line(self) -> str:
         """Say in one line what was chosen, what it loses, and what would be faster."""
         pick = self.pick
+        if pick.format == FILE:
+            return f"the file's own weights, {show_bytes(pick.size)}"
         if pick.loss is None:
             lost = f"quality loss not measured ({self.unmeasured})"
         else:

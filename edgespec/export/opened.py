@@ -30,6 +30,7 @@ from edgespec.export.drafters.head_choice import HeadChoice, choose_heads, frequ
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.drafters.vocabulary import with_tokens
+from edgespec.export.emit.plan import kept_types
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.format_choice import FormatChoice
 from edgespec.export.measuring.mixer import Mix
@@ -44,12 +45,14 @@ from edgespec.export.quantization.coded_keys import check_attention
 from edgespec.export.quantization.quantizer import Quantizer
 from edgespec.export.source.keys import left_out
 from edgespec.export.source.source import Checkpoint, resolve
+from edgespec.export.source.stored import LOSS
 from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec, open_source_codec
 from edgespec.export.tokenizers.generation import decoder_rules
 from edgespec.export.tokenizers.speech import speech_part
 from edgespec.export.tokenizers.text_form import text_form
 from edgespec.planning.cut import first_ids
+from edgespec.runtimes.files.formats import FILE
 from edgespec.runtimes.files.manifest import TextForm
 from edgespec.runtimes.text.codec import TextCodec
 
@@ -127,6 +130,8 @@ class Opened:
         self.progress("open", 1, 1, options.model)
         if options.choose:
             self._choose()
+        if self.options.format == FILE:
+            self._keep()
         self.calibration = self._calibration()
         self.attention = check_attention(options.attention, options.operators, len(self.tokens))
         check_coded_keys(self.target.facts, self.attention)
@@ -143,6 +148,21 @@ class Opened:
         self.options = replace(self.options, format=found.pick.format, choose=False)
         self.choice, self.draft_choice = self.options.choice, self.options.draft_choice
         self.progress("choice", 1, 1, found.line)
+
+    def _keep(self) -> None:
+        """Say which weights stay as their file has them, and which cannot.
+
+        Raises:
+            ExportError: the model is no GGUF file.
+        """
+        arch = self.arch
+        if arch is None or arch.encoder is not None or not (kept := kept_types(arch))[0]:
+            raise ExportError(f"{self.path}: --format file is for GGUF files of decoders", "choose another --format")
+        types, others = kept
+        self.notes = [note for note in self.notes if LOSS not in note]
+        self.notes.append(f"weights are the file's own ({', '.join(types)})")
+        if others:
+            self.notes.append(f"int8 instead of {', '.join(others)}, which no kernels are for: this loses a little")
 
     def _texts(self) -> tuple[TextCodec | None, TextForm | None]:
         """Of an encoder-decoder: the tokenizer of its sources, if it is another one, and what stands around texts."""

@@ -14,9 +14,10 @@ from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.formats import DEVICE_FORMATS, FOUR_BITS, Format, listed
+from edgespec.runtimes.files.formats import DEVICE_FORMATS, FILE, FOUR_BITS, Format, listed
 from edgespec.runtimes.files.manifest import Layout, Precision
 from edgespec.runtimes.files.operators import WantedOperators
+from edgespec.runtimes.ort.native_library import native_library
 
 CALIBRATED: tuple[Format, ...] = FOUR_BITS
 """Formats whose levels are calibrated unless ``quick``: of 8 bits little is lost without."""
@@ -208,10 +209,19 @@ class ExportOptions:
                     f"{name} and --format {self.format}: expected {listed(FOUR_BITS)}, of which parts become int8",
                     "leave --format out",
                 )
+        if self.format == FILE:
+            self._check_file()
         if self.quick and self.quantizer not in (None, "mse"):
             raise ExportError(f"--quick and --quantizer {self.quantizer}: expected one of them", "--quick is mse alone")
         if self.device_precisions and not self.devices:
             raise ExportError("--device-precision was given, but no --device", "add --device webgpu")
+
+    def _check_file(self) -> None:
+        for option, given in (("--operators stock", self.operators == "stock"), ("--adapter", self.adapter)):
+            if given:
+                raise ExportError(f"--format file and {option}: expected one of them", "choose another --format")
+        if (why := native_library()).path is None:
+            raise ExportError(f"--format file needs native operators: {why.reason}", "choose another --format")
 
     def _check_drafts(self, methods: list[str]) -> None:
         if SPECULATIVE in methods and self.draft is None:

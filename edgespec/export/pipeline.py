@@ -22,6 +22,7 @@ from edgespec.export.bundle.writer import (
     copy_tokenizer,
     genai_config,
     refuse_existing,
+    refuse_short_disk,
     staged_folder,
     write_manifest,
 )
@@ -41,7 +42,7 @@ from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_T
 from edgespec.export.quantization.coded_keys import prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.tokenizers.files import open_codec
-from edgespec.runtimes.files.formats import FOUR_BITS
+from edgespec.runtimes.files.formats import FILE, FOUR_BITS
 from edgespec.runtimes.files.manifest import SCHEMA, CodesPart, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
@@ -95,6 +96,7 @@ class Exporter(Opened):
         Raises:
             ExportError: anything about the source, the options or the disk; nothing is left behind.
         """
+        refuse_short_disk(self.options.output, sum(self._sizes()["weight_bytes"].values()))
         with staged_folder(self.options.output, self.options.overwrite) as folder:
             self._mix()
             made = self._write(folder)
@@ -185,7 +187,15 @@ class Exporter(Opened):
         choice = self.draft_choice if draft else self._target_choice
         return Writing(folder, draft, gated, choice, options.operators, texts, options.threads, self.progress)
 
+    @property
+    def copies(self) -> bool:
+        """Whether weights are copied and nothing is measured: ``quick`` with the weights of a file."""
+        options = self.options
+        return options.format == FILE and options.quick and not set(self.methods) - set(needing("text"))
+
     def _compare(self, made: InProgress) -> None:
+        if self.options.format == FILE:  # the same numbers
+            return
         if isinstance(self.target, EmittedModel):
             found = self.target.parity(made.written, made.slot, made.tokens, self.progress, self.read)
         else:
@@ -199,6 +209,9 @@ class Exporter(Opened):
 
     def _measure(self, made: InProgress) -> None:
         options, choice = self.options, self.choice
+        if self.copies:
+            made.methods = {name: MethodPart() for name in self.methods}
+            return
         weights = made.target.quantizer if choice.quantizer else None, choice.head
         adapted = () if options.adapter is None else (options.adapter,)
         facts = self.target.config, options.format, *weights, options.seed, options.context, *adapted
@@ -271,7 +284,7 @@ class Exporter(Opened):
                 made.draft = self.draft.for_device(writing, made.draft, device, precision, None)
 
     def _manifest(self, made: InProgress) -> Manifest:
-        assert made.costs is not None
+        costs = None if made.costs is None else made.costs.as_dict()
         sizes = self._sizes()
         return Manifest(
             schema_version=SCHEMA,
@@ -288,7 +301,7 @@ class Exporter(Opened):
             speech=self.speech,
             codes=made.codes,
             parity=made.parity,
-            cost=made.costs.as_dict() | {"threads": made.slot.model.threads, "depth": len(made.tokens)},
+            cost=costs | {"threads": made.slot.model.threads, "depth": len(made.tokens)} if costs else {},
             memory={name: sizes[name] for name in ("weight_bytes", "kv_bytes_per_token")},
             provenance=self._provenance(),
         )

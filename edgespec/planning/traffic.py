@@ -25,8 +25,15 @@ def weight_size(form: Format, operators: Operators) -> float:
 
 def layer_size(part: ModelPart, operators: Operators) -> float:
     """Mean bytes of a weight of the layers."""
+    if part.kept is not None:
+        return part.kept.layers
     size, fine = weight_size(part.format, operators), part.fine or 0.0
     return (1 - fine) * size + fine * weight_size("int8", operators) if fine else size
+
+
+def head_size(part: ModelPart, operators: Operators) -> float:
+    """Bytes of a weight of the LM head."""
+    return part.kept.head if part.kept is not None else weight_size(part.head_format or part.format, operators)
 
 
 def head_weights(part: ModelPart) -> int:
@@ -86,7 +93,7 @@ def read_bytes(part: ModelPart, operators: Operators) -> int:
 
     Of a drafter all matrices, of which not every step reads each (``costs``).
     """
-    rest, head = layer_size(part, operators), weight_size(part.head_format or part.format, operators)
+    rest, head = layer_size(part, operators), head_size(part, operators)
     own, fuse = head_weights(part), fuse_weights(part)
     layers = pass_weights(part.facts, own if part.decoder else None)
     return round((layers - fuse) * rest + (own + fuse) * head)
@@ -124,7 +131,7 @@ def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tupl
     low = part.low_bytes if operators == "native" and not part.high_alone else 0
     saved = left_out * layer_size(part, operators)
     if low:
-        saved += (head_weights(part) - head) * weight_size(part.head_format or part.format, operators)
+        saved += (head_weights(part) - head) * head_size(part, operators)
     saved += low * high / (layer_weights(facts) + head_weights(part))
     return max(1 - saved / whole, 0.02), 1 - len(skip.attention) / facts.layers
 
@@ -140,7 +147,7 @@ def exit_share(part: ModelPart, layer: int, operators: Operators) -> float:
     """Compute the share of a pass that the layers below an exit, and the exit, read."""
     below = layer_weights(part.facts) * layer / part.facts.layers * layer_size(part, operators)
     ask = part.facts.hidden**2 * weight_size(part.format, operators)
-    head = head_weights(part) * weight_size(part.head_format or part.format, operators)
+    head = head_weights(part) * head_size(part, operators)
     return (below + ask + head) / read_bytes(part, operators)
 
 

@@ -57,10 +57,12 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
         position = 4 * sum(int(float(str(each))) for each in dims) if facts.rope else 4 * hidden
     angles = (facts.context + part.headroom) * position
     cut = matrix_bytes(head, part.head_vocab.size, hidden, native) if part.head_vocab else 0
-    own = matrix_bytes(head, vocab, hidden, native)
+    own = matrix_bytes(head, vocab, hidden, native) if part.kept is None else int(part.kept.head * vocab * hidden)
     tied = facts.tied and (blocks or form not in BLOCK_FORMATS)
     if tied:
         row = own // vocab
+    elif part.kept is not None:
+        row = int(part.kept.embedding * hidden)
     elif form == "fp32":
         row = 4 * hidden
     else:

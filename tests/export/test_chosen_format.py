@@ -157,9 +157,14 @@ def test_a_file_that_is_quantized_already_is_not_measured_in_four_bits(
 ) -> None:
     file = tmp_path / "tiny.gguf"
     gguf_files.write_gguf(file, "llama_tied_gqa", kind=kind)
-    found = planned(file)
+    quantized = kind in gguf_files.BLOCKS
+    if quantized:
+        kept = planned(file)
+        assert (kept["format"], kept["choice"]["format"]) == ("file", "file")
+        assert kept["choice"]["line"].startswith("the file's own weights, ")
+    found = planned(file, operators="stock") if quantized else planned(file)
     losses = {one["format"]: one["loss"] for one in found["choice"]["candidates"]}
-    if kind in gguf_files.BLOCKS:
+    if quantized:
         assert losses["int4"] is None
         assert found["format"] == "int8"
         assert "--format int4 is" in found["choice"]["line"]

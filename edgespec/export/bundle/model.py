@@ -47,7 +47,7 @@ def write_model(
     encoders = encoder_plans(arch, spec)
     name = chosen.quantizer_name if chosen else None
     part = model_part(arch, spec, name, plans["native"].low_bytes, share,
-                      encoders[ENCODER].low_bytes if ENCODER in encoders else 0)  # fmt: skip
+                      encoders[ENCODER].low_bytes if ENCODER in encoders else 0, plans["native"].kept)  # fmt: skip
     for name, graph in part.graphs.items():
         file = folder / graph.file.removeprefix(spec.prefix)
         if name == "native":
@@ -63,7 +63,8 @@ def write_model(
         fill(folder / plan.file, plan, chosen.encoder if chosen and name == ENCODER else None, progress)
     if arch.sight is not None and arch.sight.places is not None and arch.sight.image.places is not None:
         arch.sight.places.read(slice(None), None).astype("<f4").tofile(folder / arch.sight.image.places.file)
-    (folder / INDEX).write_text(index_text(plans), "utf-8")
+    if part.index is not None:
+        (folder / INDEX).write_text(index_text(plans), "utf-8")
     if part.final_norm is not None:
         names = filter(None, (arch.final_norm.weight, arch.final_norm.bias))
         np.stack([arch.source.read(name) for name in names]).astype("<f4").tofile(folder / FINAL_NORM)

@@ -19,7 +19,7 @@ from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name
 from edgespec.export.emit.stock import native_only
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.formats import FOUR_BITS, LEARNT, Attention, Format
+from edgespec.runtimes.files.formats import FILE, FOUR_BITS, LEARNT, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import (
     DecoderPart,
@@ -27,6 +27,7 @@ from edgespec.runtimes.files.manifest import (
     Graph,
     HeadVocab,
     ImagePart,
+    KeptPart,
     Layout,
     ModelFacts,
     ModelPart,
@@ -63,7 +64,7 @@ class ModelSpec:
     @property
     def front_format(self) -> Format:
         """Weight format of what reads images or hears: int8 in one of 4 bits, where it is small beside the decoder."""
-        return "int8" if self.format in FOUR_BITS else self.format
+        return "int8" if self.format in (*FOUR_BITS, FILE) else self.format
 
 
 def open_model(path: Path, context: int | None, adapter: Path | None = None, text_only: bool = False) -> Architecture:
@@ -171,7 +172,7 @@ def stock_graphs(arch: Architecture, spec: ModelSpec) -> dict[str, Graph]:
     and the plain one, the fastest plain decoding.  A draft needs only the latter.  In the layout of stock operators a
     target has a standard one as well, which other programs open (``emit_standard``).
     """
-    if native_only(arch):  # see check_operators
+    if native_only(arch) or spec.format == FILE:  # see check_operators
         return {}
     hidden, prefix = bool(arch.input_width or (spec.plan and not spec.draft)), spec.prefix
     if spec.draft:
@@ -205,6 +206,7 @@ def model_part(
     low_bytes: int,  # of the low planes of its int8 matrices
     fine: float | None = None,  # share of the weights of layers that are int8, if ``spec.fine`` names any matrix
     encoder_low_bytes: int = 0,  # as ``low_bytes``, of the encoder
+    kept: KeptPart | None = None,  # of weights that are as their file has them
 ) -> ModelPart:
     """Return the entry of a model, with those of its encoders."""
     encoder = None if spec.shares_encoder else arch.encoder
@@ -226,12 +228,13 @@ def model_part(
         head_format=spec.head,
         embedding_format="int8" if arch.embedding in spec.fine else None,
         fine=fine,
+        kept=kept,
         graphs={**stock_graphs(arch, spec), "native": native},
         weights=prefix + WEIGHTS,
-        index=prefix + INDEX,
+        index=None if spec.format == FILE else prefix + INDEX,
         layout=spec.layout,
         low_bytes=low_bytes,
-        converted=converted_name("stock" if spec.layout == "native" else "native"),
+        converted=None if spec.format == FILE else converted_name("stock" if spec.layout == "native" else "native"),
         headroom=HEADROOM,
         min_rows=int(spec.format == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
         heads=list(plan.groups),

@@ -16,6 +16,7 @@ from edgespec.errors import ExportError
 from edgespec.export.bundle.model_part import STANDARD
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
+from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST, FileEntry, Manifest, ModelPart, SamplingPart, TokenizerFacts
 from edgespec.runtimes.files.staged import staged, write_staged
@@ -103,6 +104,17 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
     if not overwrite:
         raise ExportError(
             f"{target}: a bundle is already there", "pass --overwrite to replace it, or choose another folder"
+        )
+
+
+def refuse_short_disk(target: Path, needed: int) -> None:
+    """Check that the disk of ``target`` has room for ``needed`` bytes, before any is written."""
+    there = next(folder for folder in (target, *target.resolve().parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise ExportError(
+            f"{target}: its weights need {show_bytes(needed)} of disk, and {there} has {show_bytes(free)} free",
+            "free some space, or choose another disk with -o",
         )
 
 

@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from edgespec.export.emit.plan import HEADROOM, Matrix, StoragePlan, Stored
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
+from edgespec.export.source.stored import FileRows
+from edgespec.runtimes.files.formats import FILE
+from edgespec.runtimes.files.packing import Packed
+from edgespec.runtimes.ort.packing import pack_rows
 
 Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares
 Pieces = Iterator[tuple[NDArray[Any], NDArray[np.float32]]]  # levels [r, ..] and scales [r, ..] of consecutive rows
@@ -66,7 +70,7 @@ def fill(
         for content, name in plan.contents:
             if content == "matrix" and (packed := plan.matrices[name].packed) and packed.low_nbytes:
                 planes = [plan.entries[f"{name}.{plane}"] for plane in ("packed", "low")]
-                file.write_together(planes, packed.pack_planes(filler.blocks(plan.matrices[name])))
+                file.write_together(planes, filler.planes(plan.matrices[name], packed))
                 continue
             for entry, pieces in filler.tensors(content, name):
                 file.write(plan.entries[entry], pieces)
@@ -117,7 +121,9 @@ class _Filler:
 
     def _matrix(self, name: str, matrix: Matrix) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
         packed, levels, scales = matrix.packed, f"{name}.levels", f"{name}.scales"
-        if matrix.form == "fp32":
+        if matrix.form == FILE and packed is not None:
+            yield f"{name}.packed", (piece for piece, _ in pack_rows(packed, self._file_rows(matrix)))
+        elif matrix.form == "fp32":
             rows = self._floats(matrix)
             yield (name, _columns(matrix, rows)) if packed is None else (f"{name}.packed", packed.pack_floats(rows))
         elif matrix.form == "w8a8":
@@ -133,6 +139,16 @@ class _Filler:
                 yield from _in_turn(levels, scales, (form.to_stock(*piece, matrix.k) for piece in pieces))
             else:
                 yield f"{name}.packed", packed.pack_blocks(pieces)
+
+    def planes(self, matrix: Matrix, packed: Packed) -> Iterator[tuple[NDArray[Any], ...]]:
+        """Fill a matrix of two planes, which are written together."""
+        if matrix.form == FILE:
+            return ((high, low) for high, low in pack_rows(packed, self._file_rows(matrix)) if low is not None)
+        return packed.pack_planes(self.blocks(matrix))
+
+    def _file_rows(self, matrix: Matrix) -> list[FileRows]:
+        rows = [self.source.blocks(part) for part in matrix.parts]
+        return [part for part in rows if part is not None]
 
     def _floats(self, matrix: Matrix) -> Iterator[NDArray[np.float32]]:
         for part in matrix.parts:

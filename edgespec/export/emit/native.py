@@ -240,8 +240,7 @@ class NativeOps(Waiting, Pass[Value]):
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
         if not (isinstance(gate, LazyProduct) and isinstance(up, LazyProduct) and gate.x == up.x):
             raise ExportError("native operators expect gate and up to be products of one input")
-        parts = gate.parts[gate.part], up.parts[up.part]
-        return self._glu(gate.x, parts, activation)
+        return LazyActivation(gate, activation, up)
 
     def activate(self, x: Value, activation: Activation, numbers: str | None) -> Value:
         if isinstance(x, LazyProduct) and numbers is None:
@@ -327,8 +326,11 @@ class NativeOps(Waiting, Pass[Value]):
             fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
             fields |= {"eps": float(self.arch.eps), "late": 1 if rule.late_norms else None}
         products, q = [value for value in given if isinstance(value, LazyProduct)], given[0]
-        if len(products) == len(given) and isinstance(q, LazyProduct) and all(value.x == q.x for value in products):
-            parts = tuple(value.parts[value.part] for value in products)
+        parts = tuple(value.parts[value.part] for value in products)
+        together = isinstance(q, LazyProduct) and all(value.x == q.x for value in products)
+        # the matrices of a file may be of different kinds
+        if together and len(products) == len(given) and len({program.kind(part.weight) for part in parts}) == 1:
+            assert isinstance(q, LazyProduct)
             fields["shared"] = 1 if len(given) == 1 else None
             act = self._acts(q.x, "hidden", parts)
             program.step("heads", act=act.id, **program.matrix(*parts, head_dim=dim), k=act.width,

@@ -46,10 +46,17 @@ class LazyExperts:
 
 @dataclass(frozen=True)
 class LazyActivation:
-    """An activation of a product, which is made together with it where a matrix reads it."""
+    """An activation of a product, times another where there is one, made together where a matrix reads it."""
 
     x: LazyProduct
     activation: Activation
+    up: LazyProduct | None = None
+
+    @property
+    def parts(self) -> tuple[Linear, ...]:
+        """The matrices."""
+        gate = self.x.parts[self.x.part]
+        return (gate,) if self.up is None else (gate, self.up.parts[self.up.part])
 
 
 Value = Floats | LazyNorm | Acts | LazyProduct | LazySlice | LazyExperts | LazyActivation
@@ -85,6 +92,10 @@ class Waiting:
             return out
         if isinstance(x, LazyNorm):
             return self._computed(x, f"normed {use}")
+        if isinstance(x, LazyActivation) and x.up is not None:
+            by, out = self._as_floats(x.x, "gate"), self._as_floats(x.up, use)
+            self.program.step("multiply", x=by.id, k=out.width, fn=x.activation, out=out.id)
+            return out
         if isinstance(x, LazyActivation):
             return self._activate(x.x, x.activation, None)
         if isinstance(x, LazyExperts):
@@ -117,14 +128,21 @@ class Waiting:
     def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> Acts:
         """Quantize a value for these matrices, once a sub-layer."""
         form = activation_form(self.program.kind(parts[0].weight))
-        if isinstance(x, LazyActivation) and activation_form(self.program.kind(x.x.parts[0].weight)) == form:
-            x = self._glu(x.x.x, x.x.parts, x.activation)
+        if isinstance(x, LazyActivation) and (x, form) not in self._ready:
+            kinds = {self.program.kind(part.weight) for part in x.parts}  # the matrices of a file may differ
+            if len(kinds) == 1 and activation_form(kinds.pop()) == form:
+                made = self._glu(x.x.x, x.parts, x.activation)
+                if isinstance(made, Acts):
+                    self._ready[x, form] = made
+                x = made
         if isinstance(x, Acts):
             return x
         key = x, form
         if key not in self._ready:
             norm = x.norm if isinstance(x, LazyNorm) else None
             floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)
+            others = any(known == x for known, _ in self._ready)  # in another form, in a buffer of that name
+            use = f"{use} as {form}" if others else use
             self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
         return self._ready[key]
 

@@ -32,7 +32,8 @@ from edgespec.export.architectures.trace import Pass
 from edgespec.export.drafters.heads import HeadPlan, cut_head, group_matrices, is_head
 from edgespec.export.quantization.levels import BLOCK, BLOCKS
 from edgespec.export.source.derived import ExtendedCheckpoint
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import FILE, FILE_KINDS, Format
+from edgespec.runtimes.files.formats import Kind as Packing
 from edgespec.runtimes.files.packing import Packed
 
 Content = Literal["matrix", "rows", "vector", "angles", "positions"]
@@ -133,6 +134,9 @@ class StoragePlan(WeightLayout):
     @property
     def planes(self) -> bool:
         """Whether any matrix is int8, which native operators have in two planes."""
+        if self.form == FILE:
+            matrices = (name for name, shape in self.shapes.items() if len(shape) == 2)
+            return any(self.form_of(name) == "int8" or self.file_kind(name) == "p8" for name in matrices)
         return "int8" in (self.form, self.head_form) or bool(self.fine)
 
     def form_of(self, name: str) -> Format:
@@ -141,7 +145,15 @@ class StoragePlan(WeightLayout):
             return "fp32"
         if name in self.fine:
             return "int8"
+        if self.form == FILE:
+            kind = self.file_kind(name)
+            return "fp32" if kind == "f32" else FILE if kind else "int8"
         return self.head_form if is_head(name, self.arch) else self.form
+
+    def file_kind(self, name: str) -> Packing | None:
+        """How a matrix of a file is packed as it is; None = there is no kind for its type, and it becomes int8."""
+        rows = self.arch.source.blocks(name)
+        return None if rows is None else FILE_KINDS.get(rows.type)
 
     def width(self, *parts: Linear) -> int:
         """Rows of matrices stacked along n."""
@@ -189,7 +201,7 @@ class StoragePlan(WeightLayout):
     def store_embedding(self, name: str) -> None:
         """Store an embedding: as a matrix where rows of one can be looked up cheaply, else as a table."""
         k = self.shapes[name][1]
-        if k % BLOCK == 0 if self.form in BLOCKS else self.arch.head.weight == name:
+        if k % BLOCK == 0 if self.form in (*BLOCKS, FILE) else self.arch.head.weight == name:
             self.store_matrix(Linear(name))
             return
         self.store_table(name, 1)
@@ -213,6 +225,15 @@ class StoragePlan(WeightLayout):
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         raise NotImplementedError
+
+
+def kept_types(arch: Architecture) -> tuple[list[str], list[str]]:
+    """Return ggml's types of matrices that are packed as a file has them, and of those that are not, sorted."""
+    found = {True: set[str](), False: set[str]()}
+    for name, shape in arch.tensors.items():
+        if len(shape) == 2 and (rows := arch.source.blocks(name)) is not None:
+            found[rows.type in FILE_KINDS].add(rows.type)
+    return sorted(found[True]), sorted(found[False])
 
 
 def stacked_name(names: Any) -> str:

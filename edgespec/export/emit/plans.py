@@ -11,7 +11,7 @@ from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.native import lower
 from edgespec.export.emit.plan import StockPlan, converted_name
 from edgespec.export.emit.program import NativePlan
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import FILE, Format
 from edgespec.runtimes.files.manifest import Layout
 
 
@@ -37,8 +37,10 @@ def storage_plans(
         head: of its LM heads; None = ``form``.
         written: the layout that the bundle has; the other one's file has a name of its own.  None = either is written.
     """
-    given = arch, form, head or form, heads or HeadPlan(), fine
-    trace, stock, native = arch.trace(), StockPlan(*given), NativePlan(*given)
+    trace, plan = arch.trace(), heads or HeadPlan()
+    native = NativePlan(arch, form, head or form, plan, fine)
+    form = "int8" if form == FILE else form  # which stock operators do not have: nothing is written by that plan
+    stock = StockPlan(arch, form, head or form, plan, fine)
     stock.run(trace)
     lower(trace, native)
     if written == "native":

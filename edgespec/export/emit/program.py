@@ -18,7 +18,8 @@ from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.graph import BOOL, EDGESPEC, FLOAT, INT64, UINT8, GraphBuilder
 from edgespec.export.emit.pieces import stacked_bias, vector
 from edgespec.export.emit.plan import Matrix, StoragePlan, stacked_name
-from edgespec.runtimes.files.formats import KINDS, SPECS, Format, Kind
+from edgespec.runtimes.files.formats import FILE, SPECS, Format, Kind, acts_of
+from edgespec.runtimes.files.manifest import KeptPart
 from edgespec.runtimes.files.packing import Packed
 
 PLAN, CONTROLS = 6, 8
@@ -159,14 +160,14 @@ class Program:
 
     def kind(self, name: str) -> Kind:
         """Look up how the matrix ``name`` is stored."""
-        return self.plan.kind(self.plan.form_of(name))
+        return self.plan.kind_of(name)
 
     def matrix(self, *parts: Linear, key: str = "w", head_dim: int = 0) -> Fields:
         """Name matrices stacked along n, stored as one: the fields of a step that say it."""
         self.plan.store_matrix(*parts, head_dim=head_dim)
         name, kind = stacked_name(part.weight for part in parts), self.kind(parts[0].weight)
         fields: Fields = {key: self.input(f"{name}.packed"), "kind": kind}
-        if KINDS[kind].planes > 1:
+        if kind == "p8":
             fields |= {"low" if key == "w" else f"{key}low": self.input(f"{name}.low"), "plane": self.plane}
         return fields
 
@@ -226,7 +227,7 @@ class NativePlan(StoragePlan):
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
-        packed = Packed(self.kind(matrix.form), matrix.n, matrix.k, head_dim, rows)
+        packed = Packed(self.kind_of(matrix.parts[0]), matrix.n, matrix.k, head_dim, rows)
         self.add(f"{name}.packed", (packed.nbytes,), np.uint8)
         if packed.low_nbytes:
             self._low[f"{name}.low"] = packed.low_nbytes
@@ -237,9 +238,11 @@ class NativePlan(StoragePlan):
         """Whether int8 matrices have two planes; an encoder has one, as nothing drafts there, which is read faster."""
         return super().planes and not self.arch.both_ways
 
-    def kind(self, form: Format) -> Kind:
-        """How matrices of a form are packed."""
-        kind = SPECS[form].kind
+    def kind_of(self, name: str) -> Kind:
+        """How a matrix is packed."""
+        form = self.form_of(name)
+        kind = self.file_kind(name) if form == FILE else None
+        kind = kind or SPECS[form].kind
         return "q8" if kind == "p8" and self.arch.both_ways else kind
 
     @property
@@ -247,12 +250,33 @@ class NativePlan(StoragePlan):
         """Bytes of the low planes."""
         return sum(self._low.values())
 
+    @property
+    def kept(self) -> KeptPart | None:
+        """Mean bytes of weights that are as their file has them; None = they are all of one format."""
+        if self.form != FILE:
+            return None
+        outside = self.arch.head.weight, self.arch.embedding
+        layers = [one for name, one in self.matrices.items() if name not in outside]
+        whole = [one for name in outside if (one := self.matrices.get(name)) is not None] or layers
+        planes = sum(one.n * one.k for one in layers if one.packed and one.packed.low_nbytes)
+        return KeptPart(
+            layers=_mean_bytes(layers),
+            head=_mean_bytes(whole[:1]),
+            embedding=_mean_bytes(whole[-1:]),
+            planes=2 * planes > sum(one.n * one.k for one in layers),
+        )
+
     def place_low(self) -> None:
         """Place the low planes behind everything else: who reads high ones alone touches no page of them."""
         align: int | None = None
         for name, nbytes in self._low.items():
             self.add(name, (nbytes,), np.uint8, align)
             align = CACHE_LINE
+
+
+def _mean_bytes(matrices: Sequence[Matrix]) -> float:
+    stored = sum(one.packed.nbytes + one.packed.low_nbytes for one in matrices if one.packed)
+    return stored / sum(one.n * one.k for one in matrices)
 
 
 def native_graph(plan: NativePlan) -> GraphBuilder:
@@ -296,4 +320,4 @@ def native_graph(plan: NativePlan) -> GraphBuilder:
 
 def activation_form(kind: Kind) -> str:
     """Look up the form of activations that matrices of a kind multiply; q4 and q8 read the same."""
-    return KINDS[kind].acts
+    return acts_of(kind)

@@ -141,7 +141,8 @@ class PlannedModel:
         quantizer = choice.quantizer.name if choice.quantizer else None
         self._encoders = encoder_plans(arch, spec)
         low = self._encoders[ENCODER].low_bytes if ENCODER in self._encoders else 0
-        self.part = model_part(arch, spec, quantizer, self._plans["native"].low_bytes, encoder_low_bytes=low)
+        native = self._plans["native"]
+        self.part = model_part(arch, spec, quantizer, native.low_bytes, encoder_low_bytes=low, kept=native.kept)
 
     def for_devices(self, devices: Sequence[DeviceName], skip: SkipSetPart | None) -> None:
         """Add graphs for devices."""

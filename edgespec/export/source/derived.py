@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.stored import FileRows
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -27,6 +28,7 @@ class Extra:
     size: Callable[[], tuple[int, ...]]  # gives its shape; nothing is asked of a checkpoint before
     read: Callable[[slice, slice | None], Floats]  # (rows, columns of a matrix or None) -> that part
     origins: frozenset[str] = frozenset()  # names of the checkpoint's tensors that it is made of
+    blocks: Callable[[], FileRows | None] = lambda: None  # gives its rows as a file has them, if that is what it is
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -35,7 +37,8 @@ class Extra:
 
 def original(source: Checkpoint, name: str) -> Extra:
     """Take a tensor of the checkpoint."""
-    return Extra(lambda: source.shape(name), lambda rows, columns: source.read(name, rows, columns), frozenset({name}))
+    return Extra(lambda: source.shape(name), lambda rows, columns: source.read(name, rows, columns), frozenset({name}),
+                 lambda: source.blocks(name))  # fmt: skip
 
 
 def taken(source: Checkpoint, names: Mapping[str, str]) -> dict[str, Extra]:
@@ -88,7 +91,14 @@ def rows_of(of: Extra, ids: Ids) -> Extra:
         runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
         return np.concatenate([of.read(slice(int(run[0]), int(run[-1]) + 1), columns) for run in runs])
 
-    return Extra(lambda: (len(ids), *of.shape[1:]), read, of.origins)
+    def blocks() -> FileRows | None:
+        found = of.blocks()
+        if found is None:
+            return None
+        read = found.read
+        return FileRows(found.type, lambda rows: read(ids[rows]))
+
+    return Extra(lambda: (len(ids), *of.shape[1:]), read, of.origins, blocks)
 
 
 def columns_of(of: Extra, first: int, size: int) -> Extra:
@@ -189,6 +199,9 @@ class Overlay(Checkpoint):
         if name in self.extra:
             return np.ascontiguousarray(self.extra[name].read(rows, columns), np.float32)
         return self.base.read(name, rows, columns)
+
+    def blocks(self, name: str) -> FileRows | None:
+        return self.extra[name].blocks() if name in self.extra else self.base.blocks(name)
 
 
 class ExtendedCheckpoint(Overlay):

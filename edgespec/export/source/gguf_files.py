@@ -33,7 +33,7 @@ from edgespec.export.source.gguf_config import (
     tokenizer_settings,
 )
 from edgespec.export.source.keys import GGUF, unread
-from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
+from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, FileRows, Opened, Stored, Temporary, span
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -220,9 +220,40 @@ class GgufTensor:
             return self._values(slice(top, bottom), left, right)
         return self._values(self._stored_rows(top, bottom), left, right)
 
+    def blocks(self) -> FileRows | None:
+        """Return its rows as they are stored, in the order of the model; None of a vector."""
+        from gguf import GGMLQuantizationType
+
+        if len(self.shape) != 2 or self.plus:
+            return None
+        return FileRows(GGMLQuantizationType(self.kind).name, self._blocks)
+
+    def _blocks(self, rows: slice | NDArray[np.int64]) -> NDArray[np.uint8]:  # [rows, bytes]
+        if self.heads:
+            every = np.arange(self.shape[0])[rows] if isinstance(rows, slice) else rows
+            return self._mapped()[self._places(every)]
+        return self._mapped()[rows]
+
+    def _mapped(self) -> NDArray[np.uint8]:  # [n, bytes]
+        """Map its rows; pages are read when they are used.
+
+        Raises:
+            ExportError: the file is not there, or ends before the tensor does.
+        """
+        size, length = self.block
+        n, k = (1, *self.shape)[-2:]
+        try:
+            mapped = np.memmap(self.file, np.uint8, "r", self.offset, (n, k // size * length))
+        except (OSError, ValueError) as error:
+            raise ExportError(f"{self.file}: cannot read {self.name}: {error}", TRUNCATED) from error
+        return mapped.view(np.ndarray)
+
     def _stored_rows(self, top: int, bottom: int) -> NDArray[np.int64]:  # [bottom - top]
-        """Where the rows are: row h * half + i of a head is its row 2 * i + h in the file, h being 0 or 1."""
-        row, size = np.arange(top, bottom), self.shape[0] // self.heads
+        return self._places(np.arange(top, bottom))
+
+    def _places(self, row: NDArray[np.int64]) -> NDArray[np.int64]:  # [rows] both
+        """Where rows are: row h * half + i of a head is its row 2 * i + h in the file, h being 0 or 1."""
+        size = self.shape[0] // self.heads
         inside = row % size
         return row - inside + 2 * (inside % (size // 2)) + inside // (size // 2)
 
@@ -231,14 +262,8 @@ class GgufTensor:
         from gguf.quants import dequantize
 
         size, length = self.block
-        n, k = (1, *self.shape)[-2:]
-        width = k // size * length
-        try:
-            mapped = np.memmap(self.file, np.uint8, "r", self.offset, (n, width))
-        except (OSError, ValueError) as error:
-            raise ExportError(f"{self.file}: cannot read {self.name}: {error}", TRUNCATED) from error
         first, last = left // size, -(-right // size)
-        blocks = mapped.view(np.ndarray)[rows, first * length : last * length].copy()
+        blocks = self._mapped()[rows, first * length : last * length].copy()
         if blocks.size == 0:
             return np.zeros((len(blocks), right - left), np.float32)
         values = np.asarray(dequantize(blocks, GGMLQuantizationType(self.kind)), np.float32)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, first_line
 from edgespec.export.source.opening import open_adapter, open_source
-from edgespec.export.source.stored import Opened, Stored, read_object
+from edgespec.export.source.stored import Blocked, FileRows, Opened, Stored, read_object
 from edgespec.runtimes.files.manifest import MANIFEST
 
 BUILTIN = "builtin:"
@@ -167,6 +167,11 @@ class Checkpoint(Opened):
         for start in range(0, n, step):
             yield self.read(name, slice(start, min(n, start + step)))
 
+    def blocks(self, name: str) -> FileRows | None:
+        """Return the rows of a matrix as its file has them; None = they are read as float32 alone."""
+        tensor = self._stored(name)
+        return tensor.blocks() if isinstance(tensor, Blocked) else None
+
     def _stored(self, name: str) -> Stored:
         if name not in self.tensors:
             near = [have for have in self.tensors if have.split(".")[-2:] == name.split(".")[-2:]][:1]
@@ -199,6 +204,9 @@ class ConfigOnly(Checkpoint):
 
     def has(self, name: str) -> bool:
         return True
+
+    def blocks(self, name: str) -> FileRows | None:
+        return None
 
 
 def renamed(base: Checkpoint, names: dict[str, str]) -> Checkpoint:

@@ -7,11 +7,11 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,23 @@ class Stored(Protocol):
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
         """Read some rows, and columns of a matrix; neither slice has a step."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of a matrix as its file has them."""
+
+    type: str  # ggml's name, such as ``Q4_K``
+    read: Callable[[slice | NDArray[np.int64]], NDArray[np.uint8]]  # some rows -> uint8 [rows, bytes]
+
+
+@runtime_checkable
+class Blocked(Protocol):
+    """A tensor whose file has blocks that can be taken as they are."""
+
+    def blocks(self) -> FileRows | None:
+        """Return its rows; None = what is read differs from what is stored."""
         ...
 
 

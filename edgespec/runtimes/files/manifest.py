@@ -184,6 +184,15 @@ def graph_name(device: str, precision: Precision, which: str = "") -> str:
     return f"{name}/{which}" if which else name
 
 
+class KeptPart(Part):
+    """Mean bytes of a weight that is stored as its file has it: matrices differ."""
+
+    layers: float = Field(gt=0, le=4)
+    head: float = Field(gt=0, le=4, description="of the LM head")
+    embedding: float = Field(gt=0, le=4)
+    planes: bool = Field(default=False, description="most weights of layers are in two planes")
+
+
 class ModelPart(Part):
     """A model of the bundle: its facts, its format and its graphs over one weight file.
 
@@ -198,6 +207,7 @@ class ModelPart(Part):
     fine: float | None = Field(default=None, ge=0, le=1, description="share of layers' weights in int8")
     head_format: Format | None = Field(default=None, description="of LM head and tied embedding, if not ``format``")
     embedding_format: Format | None = Field(default=None, description="of one that is not tied, if not ``format``")
+    kept: KeptPart | None = Field(default=None, description="of weights that are as their file has them")
     graphs: dict[str, Graph]
     weights: InsidePath
     index: InsidePath | None = None
@@ -274,7 +284,8 @@ class ModelPart(Part):
     @property
     def layers_have_planes(self) -> bool:
         """Whether matrices of layers are in two planes, and not those of the LM head alone."""
-        return self.planes and (self.format == "int8" or self.fine is not None)
+        kept = self.kept is not None and self.kept.planes
+        return self.planes and (self.format == "int8" or self.fine is not None or kept)
 
     @property
     def high_alone(self) -> bool:

@@ -1,0 +1,176 @@
+"""Weights as a GGUF file has them: the file's numbers, rows of the same bits however many run together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.export.emit.plan import kept_types
+from edgespec.export.front import write_bundle
+from edgespec.export.measuring.parity import divergence
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.quantization.reference import reference_logits
+from edgespec.runtimes.files.formats import FILE_KINDS
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from tests.support.gguf_files import Change, write_gguf
+from tests.support.slots import next_rows, one_by_one
+
+NAME, INNER = "llama_tied_gqa", 512
+DOWN, QUERY, KEY, VALUE = (f"blk.0.{name}.weight" for name in ("ffn_down", "attn_q", "attn_k", "attn_v"))
+GATE, UP = "blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"
+BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"]
+RANDOM = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+
+pytestmark = pytest.mark.skipif(native_library().path is None, reason="no native operators here")
+
+
+def random_blocks(name: str, n: int, k: int) -> NDArray[np.uint8]:  # [n, bytes]
+    """Make rows of a type that the package cannot write: random codes with sane scales."""
+    size, length = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    random = np.random.default_rng(len(name) + n)
+    if name == "F16":
+        return random.normal(0, 0.05, (n, k)).astype("<f2").view(np.uint8)
+    blocks = random.integers(0, 256, (n, k // size, length), np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = random.integers(118, 122, blocks.shape[:2])
+        return blocks.reshape(n, -1)
+    least = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(name, (0,))
+    for at in least:
+        scales = random.uniform(1e-4, 4e-4, (*blocks.shape[:2], 1))
+        blocks[..., at : at + 2] = scales.astype("<f2").view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def with_types(**types: str) -> Change:
+    """Replace matrices of a file by random ones of other types, names having __ for a point.
+
+    An MLP has INNER numbers inside, so that one matrix of a layer has whole blocks of 256.
+    """
+
+    def change(writer: GGUFWriter) -> None:
+        tensors = writer.tensors[0]
+        writer.kv_data[0]["llama.feed_forward_length"].value = INNER
+        wanted = {name.replace("__", "."): kind for name, kind in types.items()}
+        for name in [name for name in tensors if "ffn_" in name and "norm" not in name]:
+            wanted.setdefault(name, "Q8_0")
+        for name, kind in wanted.items():
+            n, k = tensors.pop(name).shape
+            n, k = (n, INNER) if "ffn_down" in name else (INNER, k) if "ffn_" in name else (n, k)
+            writer.add_tensor(name, random_blocks(kind, n, k), raw_dtype=GGMLQuantizationType[kind])
+
+    return change
+
+
+def made(tmp_path: Path, kind: str, change: Change | None = None) -> tuple[Any, Slot]:
+    """Write a GGUF file, its model, and open it."""
+    file = tmp_path / "model.gguf"
+    write_gguf(file, NAME, kind=GGMLQuantizationType[kind], change=change)
+    arch = open_model(file, 128)
+    written = write_model(tmp_path, arch, ModelSpec("file", gated=True))
+    return arch, open_slot(Model(tmp_path, written.part, "native", 1))
+
+
+def check_rows(arch: Any, slot: Slot, nats: float = 2e-3) -> None:
+    """Rows together have the bits of rows alone, and what they say is what the dequantized file says."""
+    tokens = np.random.default_rng(1).integers(2, arch.facts.vocab, 24).tolist()
+    alone = one_by_one(slot, tokens[:4], tokens[4:])
+    for count in (2, 3, 4, 5, 8, 17, 20):
+        slot.follow([])
+        slot.prefill(tokens[:4])
+        np.testing.assert_array_equal(next_rows(slot, tokens[4 : 4 + count]).view(np.uint32),
+                                      alone[:count].view(np.uint32), err_msg=f"{count} rows")  # fmt: skip
+    exact = reference_logits(arch, tokens, list(range(4, 24)))
+    assert divergence(exact, alone) < nats
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_every_matrix_in_a_type(tmp_path: Path, kind: str) -> None:
+    arch, slot = made(tmp_path, kind)
+    assert kept_types(arch)[0] == [kind]
+    check_rows(arch, slot)
+    kinds = {matrix for matrix in (tmp_path / "model.native.onnx").read_bytes().split() if b"kind=" in matrix}
+    assert f"kind={FILE_KINDS[kind]}".encode() in kinds
+    slot.close()
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_types_of_random_codes(tmp_path: Path, kind: str) -> None:
+    arch, slot = made(tmp_path, "Q8_0", with_types(blk__0__ffn_down__weight=kind))
+    assert kept_types(arch) == (sorted(["Q8_0", kind]), [])
+    check_rows(arch, slot)
+    slot.close()
+
+
+def test_neighbours_of_different_types(tmp_path: Path) -> None:
+    """Queries, keys and values, or gate and up, that cannot be multiplied in one step."""
+    types = {QUERY: "IQ4_NL", VALUE: "MXFP4", GATE: "IQ4_NL"}
+    arch, slot = made(tmp_path, "Q5_1", with_types(**{name.replace(".", "__"): kind for name, kind in types.items()}))
+    assert kept_types(arch)[0] == ["IQ4_NL", "MXFP4", "Q5_1", "Q8_0"]
+    check_rows(arch, slot, 5e-3)
+    slot.close()
+
+
+@pytest.mark.parametrize("inner, down", [("F16", "Q8_0"), ("Q5_0", "F16"), ("F16", "F16")])
+def test_matrices_of_an_mlp_that_multiply_different_activations(tmp_path: Path, inner: str, down: str) -> None:
+    types = {GATE: inner, UP: inner, "blk.1.ffn_down.weight": down}
+    arch, slot = made(tmp_path, "Q8_0", with_types(**{name.replace(".", "__"): kind for name, kind in types.items()}))
+    check_rows(arch, slot)
+    slot.close()
+
+
+def test_types_without_kernels_become_int8_and_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, NAME, kind=GGMLQuantizationType.Q4_1, change=with_types(blk__0__ffn_down__weight="TQ1_0"))
+    exporter = Exporter(ExportOptions(str(file), tmp_path / "bundle", format="file", quick=True))
+    assert any("int8 instead of TQ1_0" in note for note in exporter.notes)
+    assert not any("once more" in note for note in exporter.notes)
+
+
+def test_a_quantized_file_keeps_its_weights_by_default(tmp_path: Path) -> None:
+    file, options = tmp_path / "model.gguf", ExportOptions("", tmp_path / "bundle", quick=True, choose=True)
+    write_gguf(file, NAME, kind=GGMLQuantizationType.Q4_1)
+    told: list[str] = []
+    manifest = write_bundle(replace(options, model=str(file)), lambda stage, done, of, what: told.append(what))
+    assert manifest.target.format == "file"
+    assert manifest.target.kept is not None
+    assert [*manifest.target.graphs] == ["native"]
+    assert any(line.startswith("the file's own weights, ") for line in told)
+    write_gguf(file, NAME, kind=GGMLQuantizationType.F16)
+    assert Exporter(replace(options, model=str(file))).options.format != "file"
+
+
+@pytest.mark.parametrize("changes", [{"operators": "stock"}, {"adapter": "lora"}])
+def test_what_does_not_go_with_it(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q4_1)
+    options = ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", format="file", **changes)
+    with pytest.raises(ExportError, match="--format file"):
+        Exporter(options)
+
+
+def test_it_is_for_files_alone(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="--format file is for GGUF files"):
+        Exporter(ExportOptions("builtin:shakespeare", tmp_path / "bundle", format="file"))
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q4_1)
+    exporter = Exporter(ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", format="file", quick=True))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
+    with pytest.raises(ExportError, match=r"need .* of disk"):
+        exporter.run()
+    assert not (tmp_path / "bundle").exists()
