@@ -19,6 +19,7 @@ LIKELIEST = (20, 5, 0)  # likeliest tokens that are asked for, the first that a 
 CHOICES = (16, 8, 4, 1)  # texts of one request
 SECONDS = 600.0  # for one answer
 PROBE = "The capital of France is"
+BUSY, WAITS = (429, 503), (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # statuses of a full queue, and seconds before the next tries
 # what engines call the rules that reshape a distribution, with the values that switch them off
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0, "repetition_penalty": 1.0}
 Send = Callable[[str, str, "bytes | None"], "tuple[int, bytes]"]
@@ -173,7 +174,14 @@ class Server:
             body |= {"prompt": prompt} | ({"logprobs": told} if told else {})
         path = "/v1/chat/completions" if able.api == "chat" else "/v1/completions"
         start = time.perf_counter()
-        status, content = self._send("POST", path, json.dumps(body | self.fields | dict(extra or {})).encode())
+        sent = json.dumps(body | self.fields | dict(extra or {})).encode()
+        status, content = self._send("POST", path, sent)
+        for wait in WAITS:
+            if status not in BUSY:
+                break
+            time.sleep(wait)
+            start = time.perf_counter()
+            status, content = self._send("POST", path, sent)
         took = time.perf_counter() - start
         return _answers(self._json(status, content, path), took, f"{self.url}{path}")
 

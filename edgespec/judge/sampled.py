@@ -33,7 +33,7 @@ ALPHA, POWER = (
 )  # chance to call an exact server wrong, of a whole run; chance to find the reported excess
 OTHER = "\0other"  # cell of every token that is not in the row, and of an end
 SEEN = 40  # draws after the same beginning that are worth a row
-MOST_ROWS = 24  # beginnings of one prompt
+MOST_ROWS = 12  # beginnings of one prompt
 CUT = 16.0  # draws expected, and none seen: the tail was cut off
 ROUNDS = (0.05, 0.05, *[0.1] * 9)  # of the texts
 Context = tuple[int, tuple[str, ...]]  # number of the prompt, texts of the tokens so far
@@ -170,6 +170,7 @@ class Judge:
         self.found, self.temperature = Sampled(temperature), temperature
         self.alpha = ALPHA / len(plan.temperatures)
         self.before = False
+        self.end = math.inf  # no rows are asked for after it
         self.done = 0
         self.drawn = Draws()  # so far
         self.spread = (0.0, 0.0)  # of the sharpness: sums of variances, of standard deviations
@@ -179,6 +180,7 @@ class Judge:
         found = self.found
         self._detect()
         end = time.monotonic() + self.plan.seconds
+        self.end = end + self.plan.seconds / 2
         own = self.server.abilities.likeliest > 0
         if self.reference is not self.server:
             half = time.monotonic() + self.plan.seconds / 4
@@ -262,10 +264,10 @@ class Judge:
         for prompt, contexts in by_prompt.items():
             contexts.sort(key=lambda one: -sum(drawn[one].values()))
             for context in contexts[:MOST_ROWS]:
-                if context not in self.rows:
+                if context not in self.rows and time.monotonic() < self.end:
                     row = next_row(self.reference, self.prompts[prompt], context[1], self.counted.get(prompt))
                     self.rows[context] = cells(row, self.temperature, self.before) if row else {}
-                if self.rows[context]:
+                if self.rows.get(context):
                     found[context] = (drawn[context], self.rows[context])
         return found
 

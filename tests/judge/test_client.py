@@ -101,6 +101,16 @@ def test_other_answers_are_named(status: int, found: Any) -> None:
         server.ask("x", 1)
 
 
+def test_a_full_queue_is_asked_again() -> None:
+    left = [429, 503]
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return (left.pop(), b"full") if left else (200, completion(body, None))
+
+    with serving(answer) as server:
+        assert server.ask("x", 1)[0].text == "ab"
+
+
 def test_nobody_there() -> None:
     with pytest.raises(ServerError, match="no answer"):
         Server("http://127.0.0.1:9", "m").ask("x", 1)

@@ -39,7 +39,7 @@ def judged(url: str, plan: Plan | None = FAST, own: bool = False) -> Judgement:
 
 
 def test_an_honest_server_is_identical(url: str) -> None:
-    found = judged(url)
+    found = judged(url, replace(FAST, draws=320))
     assert found.verdict == "identical", found.line
     assert found.noise.largest == 0  # native operators give the same bits
     (sampled,) = found.sampled
@@ -77,7 +77,7 @@ def test_without_log_probabilities_draws_are_compared_with_draws(url: str) -> No
 
     def run(fault: Any) -> Judgement:
         with fault:
-            return judge(quiet(SPECULATIVE), quiet(PLAIN), CHOSEN, Options(24, 2, 1, None, replace(FAST, draws=1200)),
+            return judge(quiet(SPECULATIVE), quiet(PLAIN), CHOSEN, Options(24, 2, 1, None, replace(FAST, draws=320)),
                          lambda *_: None)  # fmt: skip
 
     found = run(nullcontext())
@@ -143,7 +143,7 @@ def test_the_command_prints_a_line_and_writes_json_and_a_page(url: str, tmp_path
     page = tmp_path / "page.html"
     command = ["judge", url, "--fields", json.dumps(SPECULATIVE), "--plain", json.dumps(PLAIN),
                "--prompts", str(prompts),
-               "--max-new-tokens", "8", "--repeats", "1", "--draws", "300"]  # fmt: skip
+               "--max-new-tokens", "8", "--repeats", "1", "--draws", "64"]  # fmt: skip
     found = CliRunner().invoke(cli, [*command, "--json", "--report", str(page)])
     assert found.exit_code == 0, found.output
     body = json.loads(found.stdout)
