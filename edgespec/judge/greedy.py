@@ -98,7 +98,7 @@ def ask_all(
     for at in range(repeats):
         for one in asked:
             ask = partial(_first, one.server, most)
-            one.beside.append(list(side_by_side(ask, prompts, lanes)))
+            one.beside.append(side_by_side(ask, prompts, lanes))
         report(at + 1, repeats, "greedy, in parallel")
     return asked
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 
-from edgespec.judge.client import Server, ServerError
+from edgespec.judge.client import Server, ServerError, side_by_side
 from edgespec.judge.launch import running
 from edgespec.judge.rows import Noise, margin, next_row
 from tests.judge.canned import canned
@@ -109,6 +110,17 @@ def test_a_full_queue_is_asked_again() -> None:
 
     with serving(answer) as server:
         assert server.ask("x", 1)[0].text == "ab"
+
+
+def test_work_side_by_side_comes_in_order_and_a_failure_ends_it() -> None:
+    def work(item: int) -> int:
+        time.sleep(0.01 * (4 - item))
+        return 10 // item
+
+    assert side_by_side(work, [3, 1, 2], 2) == [3, 10, 5]
+    assert side_by_side(work, [], 2) == []
+    with pytest.raises(ZeroDivisionError):
+        side_by_side(work, [1, 0, 2], 2)
 
 
 def test_nobody_there() -> None:
