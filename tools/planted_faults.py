@@ -17,7 +17,7 @@ from edgespec.judge.judging import PROMPTS, Judgement, Options, judge
 from edgespec.judge.sampled import Plan
 from tests.judge.faults import FAULTS, PLAIN, SPECULATIVE, serving
 
-PLAN = Plan(draws=5600, prompts=1, seconds=600, length=2, lanes=2)
+PLAN = Plan(draws=11000, prompts=1, seconds=600, length=2, lanes=2)
 # sampled is the first, where the draft of this model is too sure: by a power analysis of the two distributions
 GREEDY = ("a row of the cache read from the wrong place", "the bonus token off by one")  # need no sampled texts
 CHOSEN = (PROMPTS[7], *PROMPTS[:7])
