@@ -18,7 +18,7 @@ CHANGE: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (), "bad_words": (), "dry_multiplier": (0,), "dynatemp_range": (0,), "ignore_eos": (),
     "length_penalty": (1,), "logits_processors": (), "min_tokens": (0,), "mirostat": (0,), "no_repeat_ngram_size": (0,),
     "repeat_penalty": (1,), "stop_token_ids": (), "temperature_last": (), "tfs_z": (1,), "top_a": (0,),
-    "top_n_sigma": (0, -1), "typical_p": (1,), "use_beam_search": (), "xtc_probability": (0,),
+    "top_logprobs": (0,), "top_n_sigma": (0, -1), "typical_p": (1,), "use_beam_search": (), "xtc_probability": (0,),
     # of what is written
     "format": (), "grammar": (), "guided_choice": (), "guided_grammar": (), "guided_json": (), "guided_regex": (),
     "json_schema": (), "skip_special_tokens": (True,), "structured_outputs": (),

@@ -24,6 +24,7 @@ from edgespec.server.requests import (
     ChatRequest,
     Count,
     Described,
+    Most,
     Sampled,
     Stop,
 )
@@ -49,7 +50,7 @@ class MessagesRequest(Sampled):
         "diagnostics", "user_profile_id", "workspace_id",
     )  # fmt: skip
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_tokens: Annotated[Count, Field(ge=1)]
+    max_tokens: Annotated[Most, Field(ge=1)]
     system: Blocks | None = None
     top_k: Count | None = None
     stop_sequences: Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
@@ -57,6 +58,7 @@ class MessagesRequest(Sampled):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None  # its earlier name
     thread: dict[str, Any] | None = None  # asks the server to keep the conversation
 
     def asked(self, earlier: bytes = b"") -> ChatRequest:
@@ -79,7 +81,7 @@ class MessagesRequest(Sampled):
             "reasoning_effort": output.get("effort"),
             "chat_template_kwargs": None if thinks is None else {"enable_thinking": thinks, "thinking": thinks},
         }
-        if isinstance(form := output.get("format"), dict):
+        if isinstance(form := output.get("format") or self.output_format, dict):
             made["response_format"] = form
         if choice := self.tool_choice:
             named = {"type": "function", "function": {"name": choice.get("name")}}
@@ -105,7 +107,7 @@ class MessagesRequest(Sampled):
 class CountRequest(MessagesRequest):
     """``POST /v1/messages/count_tokens``."""
 
-    max_tokens: Annotated[Count, Field(ge=1)] = 1
+    max_tokens: Annotated[Most, Field(ge=1)] = 1
 
 
 def _system(content: Blocks) -> str:
@@ -122,8 +124,10 @@ def _kind(block: Any) -> Any:
 def _text(content: Any) -> Any:
     """Join blocks, if all of them are text; of others, ``said`` of a chat tells what is wrong with them."""
     blocks = parts(content, "image", _picture)
-    if isinstance(blocks, list) and all(_kind(one) == "text" and isinstance(one.get("text"), str) for one in blocks):
-        return "\n\n".join(one["text"] for one in blocks)
+    if isinstance(blocks, list) and all(_kind(one) == "text" for one in blocks):
+        texts = [one.get("text") or "" for one in blocks]
+        if all(isinstance(text, str) for text in texts):
+            return "\n\n".join(text for text in texts if text)
     return blocks
 
 

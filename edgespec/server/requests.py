@@ -29,6 +29,7 @@ NO_TOOLS = "this server runs no tools itself"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP)]
 Count = Annotated[int, Field(ge=0, le=WHOLE)]
+Most = Annotated[int, Field(ge=0, le=SEED)]  # tokens; clients write any large number for as many as there are
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Likeliest = Annotated[int, Field(ge=0, le=MOST_LIKELIEST)]
@@ -132,7 +133,7 @@ class Asked(Sampled):
     top_k: Count | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
-    max_tokens: Count | None = None
+    max_tokens: Most | None = None
 
     @property
     def choices(self) -> int:
@@ -282,6 +283,20 @@ class NamedTool(Described):
     function: FunctionName
 
 
+class AllowedTools(Described):
+    """Which of the tools may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(max_length=MOST_TOOLS)]
+
+
+class SomeTools(Described):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class Prediction(Described):
     """A text that is expected: guesses for every method."""
 
@@ -293,18 +308,18 @@ class Prediction(Described):
         """Return the text."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(str(part.get("text", "")) for part in self.content)
+        return "".join(str(part.get("text") or "") for part in self.content)
 
 
 class ChatRequest(Asked):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Most | None = None
     logprobs: bool | None = None
     top_logprobs: Likeliest | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: Literal["auto", "none", "required"] | SomeTools | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # whatever else the model's template knows
     # how much the model thinks first, where its template knows of it; none: not at all
@@ -325,14 +340,26 @@ class ChatRequest(Asked):
 
     @property
     def forces_call(self) -> bool:
+        if isinstance(self.tool_choice, SomeTools):
+            return self.tool_choice.allowed_tools.mode == "required"
         return bool(self.tool_choice) and self.tool_choice not in ("auto", "none")
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of; None = the request has none."""
+        """The tools that the model is told of; None = the request has none.
+
+        Raises:
+            InvalidRequest: ``tool_choice`` allows a tool that is not among them.
+        """
         if self.tools is None or self.tool_choice == "none":
             return None
-        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+        tools = self.tools
+        if isinstance(self.tool_choice, SomeTools):
+            allowed = {tool.function.name for tool in self.tool_choice.allowed_tools.tools}
+            if unknown := allowed - {tool.function.name for tool in tools}:
+                raise InvalidRequest(f"tool_choice allows {min(unknown)!r}: expected names of the request's tools")
+            tools = [tool for tool in tools if tool.function.name in allowed]
+        return [tool.model_dump(exclude_none=True) for tool in tools] or None
 
     @property
     def continued(self) -> bool:

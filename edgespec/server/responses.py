@@ -20,7 +20,7 @@ from edgespec.server.requests import (
     MOST_TOOLS,
     NO_TOOLS,
     ChatRequest,
-    Count,
+    Most,
     Name,
     Sampled,
 )
@@ -47,7 +47,7 @@ class ResponsesRequest(Sampled):
     instructions: str | None = None
     previous_response_id: Name | None = None
     store: bool | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: Most | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -75,10 +75,7 @@ class ResponsesRequest(Sampled):
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": (self.reasoning or {}).get("effort"),
         }
-        choice = self.tool_choice
-        made["tool_choice"] = (
-            {"type": "function", "function": {"name": choice.get("name")}} if isinstance(choice, dict) else choice
-        )
+        made["tool_choice"] = _choice(self.tool_choice)
         form = (self.text or {}).get("format")
         if isinstance(form, dict) and form.get("type") != "text":
             made["response_format"] = form
@@ -118,6 +115,17 @@ class ResponsesRequest(Sampled):
                 }
             ),
         }
+
+
+def _choice(choice: Any) -> Any:
+    """Write a choice of tools as chats have it."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") != "allowed_tools":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    tools = choice.get("tools")
+    allowed = [_choice(one) for one in tools] if isinstance(tools, list) else tools
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
 
 
 def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
@@ -160,7 +168,7 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") in _TEXTS for one in content):
-        return "".join(str(one.get("text", "")) for one in content)
+        return "".join(str(one.get("text") or "") for one in content)
     raise InvalidRequest("a reasoning item's content is neither text nor parts of text")
 
 

@@ -156,8 +156,9 @@ def plain(content: Any, hint: str = TEXT_ALONE) -> tuple[str | None, str]:
     text, thoughts = "", ""
     for part in content if isinstance(content, list) else [content]:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in TEXTS and isinstance(said := part.get("refusal" if kind == "refusal" else "text"), str):
-            text += said
+        said = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if kind in TEXTS and (said is None or isinstance(said, str)):
+            text += said or ""
         elif kind in THOUGHTS:
             thoughts += _thought(part)
         else:
@@ -168,7 +169,7 @@ def plain(content: Any, hint: str = TEXT_ALONE) -> tuple[str | None, str]:
 
 def _thought(part: dict[str, Any]) -> str:
     """Read a part that is a thought: a text, or parts of text, as Mistral's API has it."""
-    said = next((part[name] for name in ("thinking", "reasoning", "text") if name in part), "")
+    said = next((part[name] for name in ("thinking", "reasoning", "text") if part.get(name) is not None), "")
     if isinstance(said, list):
-        return "".join(str(one.get("text", "")) for one in said if isinstance(one, dict))
+        return "".join(str(one.get("text") or "") for one in said if isinstance(one, dict))
     return str(said)

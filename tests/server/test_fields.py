@@ -14,6 +14,7 @@ from edgespec.server.errors import Failure
 from edgespec.server.messages import MessagesRequest
 from edgespec.server.readers import Readers
 from edgespec.server.requests import ChatRequest, CompletionRequest
+from edgespec.server.responses import ResponsesRequest
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 MESSAGE = CHAT | {"max_tokens": 9}
@@ -30,6 +31,7 @@ RESPONSE = {"model": "m", "input": "x"}
         ("message", MESSAGE, {"thread": {"type": "create"}, "container": None, "mcp_servers": []}),
         ("message", MESSAGE, {"seed": None, "betas": ["x"], "future": 1}),
         ("response", RESPONSE, {"conversation": None, "prompt": None, "future": True, "top_logprobs": None}),
+        ("response", RESPONSE, {"top_logprobs": 0}),
         ("completion", {"model": "m", "prompt": "x"}, {"best_of": 1, "suffix": None, "echo": False, "future": 1}),
         ("embedding", {"model": "m", "input": "x"}, {"future": 1, "dimensions": None}),
     ],
@@ -88,7 +90,7 @@ def test_a_field_that_nobody_knows_is_logged_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-@pytest.mark.parametrize("given, expected", [(None, 50), (7, 7), (100, 100), (101, 100), (32_000, 100)])
+@pytest.mark.parametrize("given, expected", [(None, 50), (7, 7), (100, 100), (101, 100), (32_000, 100), (2**53, 100)])
 def test_more_tokens_than_the_server_gives(name: str, given: int | None, expected: int) -> None:
     asked = ChatRequest.model_validate(CHAT | {name: given})
     assert asked.changes(100, 50)["max_new_tokens"] == expected
@@ -97,6 +99,39 @@ def test_more_tokens_than_the_server_gives(name: str, given: int | None, expecte
 def test_no_tokens_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="expected 1 to 100"):
         CompletionRequest.model_validate({"model": "m", "prompt": "x", "max_tokens": 0}).changes(100, 50)
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_among_some_of_the_tools(mode: str) -> None:
+    """Both of OpenAI's APIs have it, in words of their own."""
+    tools = [function(name) for name in "abc"]
+    allowed = {"mode": mode, "tools": [function("c"), function("a")]}
+    chat = ChatRequest.model_validate(
+        CHAT | {"tools": tools, "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+    )
+    flat = [{"type": "function", "name": name} for name in "abc"]
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [flat[2], flat[0]]}
+    response = ResponsesRequest.model_validate(RESPONSE | {"tools": flat, "tool_choice": choice}).asked()
+    for asked in (chat, response):
+        assert [tool["function"]["name"] for tool in asked.offered or ()] == ["a", "c"]
+        assert asked.forces_call is (mode == "required")
+    allowed["tools"] = [function("d")]
+    unknown = {"type": "allowed_tools", "allowed_tools": allowed}
+    with pytest.raises(InvalidRequest, match="allows 'd'"):
+        _ = ChatRequest.model_validate(CHAT | {"tools": tools, "tool_choice": unknown}).offered
+
+
+@pytest.mark.parametrize("more", [{"output_format": {}}, {"output_config": {"format": {}}}])
+def test_both_names_of_a_format_of_messages(more: dict[str, Any]) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    sent = MESSAGE | ({"output_format": form} if "output_format" in more else {"output_config": {"format": form}})
+    grammar = MessagesRequest.model_validate(sent).asked().grammar
+    assert grammar is not None
+    assert grammar.kind == "json_schema"
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}

@@ -44,6 +44,9 @@ def text(codec: TextCodec, kind: Kind, **sent: Any) -> str:
         ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}, "(hm)"),
         ({"content": [{"type": "reasoning", "text": "hm"}], "reasoning_content": "own"}, "(own)"),
         ({"content": [{"type": "output_text", "text": "a"}, {"type": "input_text", "text": "b"}]}, "ab"),
+        ({"content": [{"type": "text", "text": None}, {"type": "output_text"}, {"type": "text", "text": "a"}]}, "a"),
+        ({"content": [{"type": "refusal", "refusal": None}, {"type": "thinking", "thinking": None}]}, ""),
+        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": None}]}]}, ""),
         ({"content": []}, ""),
         ({}, ""),
     ],
@@ -56,6 +59,7 @@ def test_parts_of_an_answer(codec: TextCodec, turn: dict[str, Any], expected: st
 def test_a_refusal_and_nulls_in_other_apis(codec: TextCodec) -> None:
     items = [
         {"role": "user", "content": "x"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": None}]},
         {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         {"type": "message", "role": "assistant", "content": None},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": None},
@@ -66,7 +70,7 @@ def test_a_refusal_and_nulls_in_other_apis(codec: TextCodec) -> None:
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": None}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": None}]},
-        {"role": "assistant", "content": None, "id": "msg_1"},
+        {"role": "assistant", "content": [{"type": "text", "text": None}], "id": "msg_1"},
     ]
     assert text(codec, "message", messages=turns) == "<user>x<assistant>[f {}]<tool><assistant>"
 

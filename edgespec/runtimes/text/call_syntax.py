@@ -278,6 +278,7 @@ def json_call(source: Source, known: bool = False) -> Reading:
     ``known``: only the tools that were given may be called.
     """
     yield from source.skip("{")
+    yield from source.may("{")  # twice, as the template of Qwen2.5-Coder shows it
     name, written, done = "", None, False
     source.naming, source.named = -1, ""
     while True:

@@ -72,6 +72,8 @@ class _Closing:
         combined = sum(bool(self._names(part)) for part in self._parts(node) + self._alternatives(node))
         if not combined or not (named or len(self._parts(node)) > 1):
             made = {key: self._within(key, value) for key, value in node.items()}
+            if named and not any(key in node for key in ("type", "$ref", "enum", "const", *_LISTS)):
+                made["type"] = "object"  # it names properties, so that is what it means
             return made | {"additionalProperties": False} if named and "additionalProperties" not in node else made
         made = self._opened(node)  # several schemas hold for one object: only all of their names together close it
         if self._says(made):

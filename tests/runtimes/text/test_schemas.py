@@ -15,7 +15,7 @@ BASE = {"$defs": {"B": {"type": "object", "properties": {"x": {"type": "integer"
 
 def test_objects_that_name_properties_are_closed_wherever_they_are() -> None:
     inner: dict[str, Any] = {"properties": {"a": {}}}
-    shut = {"properties": {"a": {}}, "additionalProperties": False}
+    shut = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
     for key in ("items", "additionalProperties"):
         assert closed({key: inner})[key] == shut
     for key in ("anyOf", "oneOf", "prefixItems", "allOf"):
