@@ -208,7 +208,7 @@ def test_what_only_looks_like_a_call_is_text(form: str, text: str) -> None:
         ("hermes", '```json\n[{"name": "Bash", "arguments": {}}]\n```\n', [("Bash", {})], ""),
         ("llama3", '```json\n{"name": "Bash", "parameters": {"n": 1}}\n```', [("Bash", {"n": 1})], ""),
         ("hermes", '{{"name": "Bash", "arguments": {"n": 1}}}', [("Bash", {"n": 1})], ""),
-        ("hermes", '<tool_call>\n{{"name": "Bash", "arguments": {"n": 1}}}\n</tool_call>ok', [("Bash", {"n": 1})], "ok"),
+        ("hermes", '<tool_call>\n{{"name": "Bash", "arguments": {"n":1}}}\n</tool_call>so', [("Bash", {"n": 1})], "so"),
         ("llama3", '{"name": "Bash", "parameters": {"on": True}}', [("Bash", {"on": True})], ""),
         ("llama3", '<|python_tag|>brave.call(query="x")', [("brave", {"query": "x"})], ""),
         ("mistral", '[TOOL_CALLS]Bash[CALL_ID]abc123XYZ[ARGS]{"n": 1}', [("Bash", {"n": 1})], ""),
