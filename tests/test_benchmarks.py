@@ -41,7 +41,7 @@ def text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         # some replace these for the rest of their process
         monkeypatch.setattr(RowSampler, "choose", RowSampler.choose)
-        monkeypatch.setattr(Session, "_bare", Session._bare)
+        monkeypatch.setattr(Session, "drafter", Session.drafter)
         capsys.readouterr()
         module.main()
         return capsys.readouterr().out

@@ -207,8 +207,7 @@ def test_results() -> None:
         "accepted_at", "source_rows", "image_rows", "encode_ms", "setup_ms", "prefill_ms", "draft_ms", "verify_ms",
         "other_ms", "dropped_reason", "exact", "lossless",
         "plain_rounds", "drafted_rounds", "work", "recent", "drops", "probes", "fallbacks", "recoveries", "switches",
-        "shadow_every", "shadow_checked", "shadow_agreeing", "shadow_first", "width", "expected", "control_plain_ms",
-        "draft_steps", "draft_step_cost"
+        "shadow_every", "shadow_checked", "shadow_agreeing", "shadow_first"
     ]  # fmt: skip
 
 

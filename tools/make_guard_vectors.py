@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.drafter import Drafter, Guard, Proposal
+from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal
+from edgespec.decoding.drafting import Drafting
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.stats import Stats
 
 BUDGET, VOCAB = 8, 10
@@ -54,6 +56,9 @@ def guards() -> Iterator[dict[str, Any]]:
 
         stats, target = Stats(), _target()
         target.trees = case.get("trees", True)
-        made = Guard(Given(), target, frozenset({9}), stats).propose([1], case.get("budget", BUDGET))
+        drafting = Drafting(Policy([Given()]), target, frozenset({9}), stats)
+        drafting.begin(DraftRequest([1]))
+        drafting.choose([1], case.get("budget", BUDGET))
+        made = drafting.propose([1])
         yield {**case, "dropped": stats.dropped_reason is not None, "made": made.tokens.tolist(),
                "above": None if made.parents is None else made.parents.tolist()}  # fmt: skip

@@ -131,7 +131,7 @@ def main() -> None:
     known = json.loads(arguments.texts.read_text())["texts"] if arguments.texts else None
     with load(arguments.bundle, threads=arguments.threads) as engine:
         session = engine.sessions.any()
-        drafter = session.drafter(engine.choose(arguments.method), None, False, True, DraftOptions())
+        drafter = session.drafter(engine.choose(arguments.method), DraftOptions())
         target = session.target
         texts = []
         for at, (kind, words, chat) in enumerate(prompts(arguments.prompts)[: arguments.limit]):

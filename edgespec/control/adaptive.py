@@ -1,4 +1,4 @@
-"""Drafts as much as is fastest, and nothing where plain decoding is: a drafter around a drafter.
+"""Drafts as much as is fastest, and nothing where plain decoding is.
 
 Each round verifies the K guesses that maximize
 
@@ -13,19 +13,22 @@ Rounds are worth most where every guess gains that much (Dinkelbach's method).  
 what those rounds gave.
 
 Guesses of a cheap drafter that are not worth a row are compared with the text that follows: they teach without a pass.
+
+``Control`` decides this for one drafter; ``Adaptive`` is the policy over one of them, or over several in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from edgespec.control import estimator
 from edgespec.control.estimator import NOTHING, Evidence, Pace, Rates
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict, Wrapper
-from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.decoding.target import Pass
+from edgespec.control.learned import Learned
+from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal
+from edgespec.decoding.policy import Ask, Outcome, Policy
+from edgespec.decoding.stats import Expected, RoundTime, Stats
 from edgespec.formulas.cost import CostModel
 
 PRIOR = 0.5  # acceptance where nothing is known
@@ -60,17 +63,6 @@ class Bucket:
     drafting: bool | None = None  # whether it was drafted when last decided on
 
 
-@dataclass
-class Learned:
-    """What an engine knows of a method: all its requests, in whichever session, begin with it and add to it."""
-
-    cost: CostModel
-    evidence: dict[int, Evidence] = field(default_factory=dict)  # by bucket
-    pace: Pace = field(default_factory=Pace)
-    bucket: int = 0  # of the last proposal: where a costly drafter's next one is expected
-    nodes_per_depth: float = 1.0  # of a costly drafter's trees
-
-
 @dataclass(slots=True)
 class _Unverified:
     """Guesses that are compared with the text as it grows."""
@@ -83,112 +75,121 @@ class _Unverified:
     right: int = 0
 
 
-class Adaptive(Wrapper):
-    """Decides how much of ``inner``'s guessing is worth verifying.
+@dataclass(slots=True)  # made in every round
+class Decision:
+    """How much of a round's guessing is worth verifying."""
+
+    length: int = 0  # guesses; 0 = plain decoding
+    bucket: int = 0
+    best: int = 0  # the length of the highest predicted speed; 0 = plain decoding's is
+    speed: float = 0.0  # predicted at it; 0 = nothing was predicted
+    acceptance: float = PRIOR  # of the first guess
+    probing: bool = False  # it is drafted only to look again
+    promising: bool = False  # whether guesses would be worth their time if all were accepted
+
+
+_RESTING = Decision()  # it is not even looked
+
+
+class Control:
+    """Decides how much of one drafter's guessing is worth verifying.
 
     A cheap drafter proposes first, and its proposal is cut according to its bucket; a costly one is told its budget,
     which may be none.  Requests whose seeded text would depend on earlier ones (rejection sampling: the number of
     guesses decides which random numbers are used) begin with what was given, and leave nothing behind.
 
-    ``learned`` is what the engine knows, its costs d and v included; ``gamma_max``: most guesses, whatever the budget;
-    ``fallback``: False = always draft at least one guess; ``prior``: acceptance to start from, one for all positions
-    or one for each.
+    ``learned`` is what the engine knows, or the costs d and v where it knows nothing yet; ``gamma_max``: most guesses,
+    whatever the budget; ``fallback``: False = always draft at least one guess; ``prior``: acceptance to start from, one
+    for all positions or one for each.
     """
 
     def __init__(
         self,
-        inner: Drafter,
+        drafter: Drafter,
         learned: Learned | CostModel,
         gamma_max: int = 8,
         fallback: bool = True,
         prior: float | Rates = PRIOR,
     ) -> None:
-        super().__init__([inner])
-        self.inner, self.name = inner, inner.name
+        self.drafter = drafter
         self.learned = Learned(learned) if isinstance(learned, CostModel) else learned
+        self.cost = self.learned.priced  # as this machine's clock taught it
         self.gamma_max = gamma_max
         self.fallback = fallback
         self.prior: Rates = (prior,) if isinstance(prior, (int, float)) else tuple(prior)
         self._given = self.prior != (PRIOR,)  # whether the prior is more than an assumption
+        self._at_once, self._cheap = drafter.steps_at_once, drafter.cheap
+        self.begin(Stats(), False)
+
+    def begin(self, stats: Stats, reproducible: bool) -> None:
+        """Start from what the engine knows, or from what was given where the request's text must be ``reproducible``.
+
+        Then it is decided by counts and the given costs, never by the clock.
+        """
+        self.reproducible = reproducible
+        self.eager = False  # whether to begin with a probe where it does not draft
         self.plain = self.drafted = self.probes = 0  # rounds without a guess, with guesses, and those that were probes
-        self.required = 1.0  # speed that a proposal must be predicted to reach; plain decoding's is 1
-        self.eager = False  # whether the next request begins with a probe where it does not draft
-        self.stake = inf  # plain steps that a round may lose if all its guesses are wrong
-        self._at_once, self._cheap = inner.steps_at_once, inner.cheap
-        self.reproducible = False  # whether this request is decided by counts and the given costs, never by the clock
-        self._known = self.learned  # what this request adds to
-        self._costs = self.cost
+        self._stats = stats
+        self._known = Learned(self.cost.given()) if reproducible else self.learned  # what this request adds to
+        self._costs = self._known.priced
         self._buckets: dict[int, Bucket] = {}
-        self._priced: tuple[object, list[float]] = None, []  # what prices were last asked for, and they
-        self._stats = Stats()  # of the request
+        self._prices_of: tuple[object, list[float]] = None, []  # what prices were last asked for, and they
         self._rest = 0  # rounds that are plain without looking
-        self._asked = 0  # guesses that a costly drafter was last asked for
+        self._width, self._required, self._limit = 1, 1.0, inf  # of the round at hand
+        self._decision: Decision | None = None  # of the round at hand
+        self._last = Decision(acceptance=self.prior[0])  # the last one
         self._unverified: list[_Unverified] = []
         self._looks = Pace()  # what rounds of a cheap drafter were expected to give
-        self._last: tuple[int, float, float] = (0, 0.0, self.prior[0])  # best length, its speed, acceptance
 
-    @property
-    def cost(self) -> CostModel:
-        """Costs as this machine's clock taught them."""
-        return self.learned.cost
+    # -- asked ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, request: DraftRequest) -> int | None:
-        """Begin a request; see ``start``."""
-        self.start(request)
-        return self.inner.begin(request)
+    def choose(self, budget: int, width: int = 1, required: float = 1.0, limit: float = inf) -> Ask | None:
+        """Say how much to ask the drafter for; None = it is not worth asking.
 
-    def start(self, request: DraftRequest) -> None:
-        """Start from what the engine knows, or from what was given where the request's text must be reproducible."""
-        self._stats, self.reproducible = request.stats, request.params.seeded_rejection
-        self._known = Learned(self.cost.given()) if self.reproducible else self.learned
-        self._costs, self._rest = self._known.cost, 0
-        self._buckets, self._unverified, self._looks = {}, [], Pace()
-        self._priced = None, []
-
-    def prefill(self, tokens: list[int], most: int) -> int:
-        """Let the inner drafter read what it needs where it will be asked next."""
-        if not most and (self._rest or not self.inner.prefill(tokens, 0)):  # most rounds
-            return 0
-        if not self._cheap and self.fallback:
-            bucket, rows = self._expected(self.gamma_max)
-            record, costs = self._bucket(bucket), self._prices(rows)
-            if not self._best(record, costs)[0] and not self._to_probe(record, costs):
-                return 0  # it will not be asked
-        return self.inner.prefill(tokens, most)
-
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Return as much of the inner drafter's proposal as is fastest to verify."""
+        ``width``: requests whose rows share a pass; ``required``: speed that a proposal must be predicted to exceed, in
+        tokens per plain step; ``limit``: plain steps that a round may lose if all its guesses are wrong.
+        """
+        self._width, self._required, self._limit = width, required, limit
         if self._rest:
-            self._rest -= 1
-            self.plain += 1
-            return EMPTY
+            self._decision = _RESTING
+            return None
         budget = min(budget, self.gamma_max)
         if self._cheap:
-            if self._unverified:
-                self._judge(tokens)
-            proposal = self.inner.propose(tokens, budget)
-            if len(proposal):
-                whole = proposal
-                proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
-                if not len(proposal):
-                    self._put_aside(whole, len(tokens))
-            if not len(proposal):
-                self._count_look(1.0, 1.0)
-        else:
-            bucket, rows = self._expected(budget)
-            self._asked = self._decide(bucket, rows)
-            if self.inner.stops:
-                self.inner.least_gain = self._least_gain(rows)
-            most = budget if self.inner.chooses else self._asked
-            proposal = self.inner.propose(tokens, most) if self._asked else EMPTY
+            return Ask(self.drafter, budget, reviewed=True)
+        bucket, rows = self._expected(budget)
+        self._decision = found = self._decide(bucket, rows)
+        if not found.length:
+            return None
+        gain = self._least_gain(rows, found) if self.drafter.stops else None
+        return Ask(self.drafter, budget if self.drafter.chooses else found.length, gain)
+
+    def cut(self, proposal: Proposal, tokens: list[int], budget: int) -> Proposal:
+        """Cut a cheap drafter's proposal, of a ``budget``, to what is worth verifying."""
+        if self._unverified:
+            self._judge(tokens)
         if len(proposal):
-            self.drafted += 1
-            self._known.bucket = proposal.bucket
-            self._stats.expected = self._expect(proposal)
-        else:
-            self.plain += 1
-            self._stats.expected = None
+            whole = proposal
+            self._decision = self._decide(proposal.bucket, _rows(proposal, budget))
+            proposal = proposal.truncated(self._decision.length)
+            if not len(proposal):
+                self._put_aside(whole, len(tokens))
+        if not len(proposal):
+            self._count_look(1.0, 1.0)
         return proposal
+
+    def look(self, proposal: Proposal, tokens: list[int], budget: int) -> None:
+        """Learn what a cheap drafter's guesses would be worth, without a pass."""
+        self._judge(tokens)
+        best, steps = 0, 1.0
+        if len(proposal):
+            costs = self._prices(_rows(proposal, budget))
+            best = self._best(self._bucket(proposal.bucket), costs)[0]
+            steps = costs[best]
+            self._put_aside(proposal, len(tokens), best, steps)
+        if not best:
+            self._count_look(1.0, 1.0)
+
+    # -- estimated -----------------------------------------------------------------------------------------------------
 
     def promised(self, budget: int) -> float:
         """Predict the speed of a costly drafter's next proposal, at least 1; a cheap one's is not known."""
@@ -208,27 +209,27 @@ class Adaptive(Wrapper):
             return estimator.pace_with(before, _LOOKS, self._looks).speed
         bucket, rows = self._expected(min(budget, self.gamma_max))
         record, costs = self._bucket(bucket), self._prices(rows)
-        if self.inner.stops:
+        if self.drafter.stops:
             return self._pace(record, costs).speed
         return estimator.best_length(self._rates(record), costs)[2]
 
-    def least_stake(self) -> float:
-        """Price a round over one guess that is wrong: plain steps beyond plain decoding's."""
-        return self._steps(1, 2) - 1
+    def price(self, proposal: Proposal) -> float:
+        """Predict the plain steps of a round over this proposal, whatever is accepted."""
+        depth = proposal.deepest if proposal.head_start is None else max(proposal.deepest, 1)
+        return self._steps(depth, len(proposal) + 1) if depth else 1.0
 
-    def look(self, tokens: list[int], budget: int) -> None:
-        """Let a cheap drafter guess without a pass, to learn what its guesses would be worth."""
-        budget = min(budget, self.gamma_max)
-        self._judge(tokens)
-        proposal = self.inner.propose(tokens, budget)
-        best, steps = 0, 1.0
-        if len(proposal):
-            costs = self._prices(_rows(proposal, budget))
-            best = self._best(self._bucket(proposal.bucket), costs)[0]
-            steps = costs[best]
-            self._put_aside(proposal, len(tokens), best, steps)
-        if not best:
-            self._count_look(1.0, 1.0)
+    @property
+    def affordable(self) -> bool:
+        """Whether a round over one guess that is wrong would have been within the limit of the last round."""
+        return self._steps(1, 2) - 1 <= self._limit
+
+    def expected(self, proposal: Proposal) -> Expected:
+        """Predict what a round over ``proposal`` gives."""
+        costs, depth = self._costs, proposal.deepest
+        steps = 1 if self._at_once else depth
+        tokens, work = estimator.tokens(self._rates(self._bucket(proposal.bucket)), depth), self.cost.d(steps)
+        draft = work if costs is self.cost else costs.d(steps)
+        return Expected(tokens, draft + costs.v(len(proposal) + 1), self.cost.plain_ms, work)
 
     def _count_look(self, tokens: float, steps: float) -> None:
         """Add what a round of a cheap drafter gave, or would have given."""
@@ -237,61 +238,44 @@ class Adaptive(Wrapper):
 
     def _expected(self, budget: int) -> tuple[int, list[int]]:
         """Bucket of a costly drafter's next proposal, and [budget + 1] rows of a pass over it down to each depth."""
-        bucket, rows = self.inner.forecast(budget)
+        bucket, rows = self.drafter.forecast(budget)
         if rows is None:
             rows = [round(1 + self._known.nodes_per_depth * depth) for depth in range(budget + 1)]
         return self._known.bucket if bucket is None else bucket, rows
 
-    def _decide(self, bucket: int, rows: list[int]) -> int:
+    def _decide(self, bucket: int, rows: list[int]) -> Decision:
         """Decide how deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
-        record, stats, costs = self._bucket(bucket), self._stats, self._prices(rows)
-        self._last = self._best(record, costs)
-        best = self._last[0]
-        if self.fallback and record.drafting is not None and record.drafting != bool(best):
-            if best:
-                stats.recoveries += 1
-            else:
-                stats.fallbacks += 1
-        if best or record.drafting:
-            record.drafting = bool(best)
+        record, costs = self._bucket(bucket), self._prices(rows)
+        best, speed, acceptance = self._best(record, costs)
         if best or not self.fallback:
-            record.wait, record.waited, record.streak = WAIT, 0, 0
-            return max(best, 1)
-        if length := self._to_probe(record, costs):
-            record.waited = 0
-            record.probing = True
-            record.streak += 1 if self._could_gain(costs) else _STREAK
-            self.probes += 1
-            stats.probes += 1
-            return length
-        self._rest = 0 if self._cheap else max(min(REST, record.wait - record.waited) - 1, 0)
-        record.waited += 1 + self._rest
-        return 0
+            return Decision(max(best, 1), bucket, best, speed, acceptance)
+        length = self._to_probe(record, costs)
+        return Decision(length, bucket, best, speed, acceptance, length > 0, length > 0 and self._could_gain(costs))
 
     def _to_probe(self, record: Bucket, costs: list[float]) -> int:
-        """Count the guesses of a probe where one is due: as many as its stake allows."""
+        """Count the guesses of a probe where one is due: as many as may be lost."""
         if record.waited < record.wait and (record.known or record.evidence is not NOTHING):
             return 0
         longest = min(_PROBE, len(costs) - 1)
-        return next((n for n in range(longest, 0, -1) if costs[n] - 1 <= self.stake), 0)
+        return next((n for n in range(longest, 0, -1) if costs[n] - 1 <= self._limit), 0)
 
     def _could_gain(self, costs: list[float]) -> bool:
         """Say whether guesses would be worth their time if all were accepted; else no probe need be repeated."""
-        return any((n + 1) / costs[n] > self.required for n in range(1, len(costs)))
+        return any((n + 1) / costs[n] > self._required for n in range(1, len(costs)))
 
     def _best(self, record: Bucket, costs: list[float]) -> tuple[int, float, float]:
         """Find the length of the highest predicted speed -> it, the speed, acceptance of the first guess."""
-        rates = self._rates(record)
-        if not self.inner.stops or len(costs) == 1:
-            best, speed, highest = estimator.best_length(rates, costs, self.required, self.stake)
-            if not best and highest > CLOSE * self.required:  # near plain decoding: what is not known well is tried
+        rates, required, limit = self._rates(record), self._required, self._limit
+        if not self.drafter.stops or len(costs) == 1:
+            best, speed, highest = estimator.best_length(rates, costs, required, limit)
+            if not best and highest > CLOSE * required:  # near plain decoding: what is not known well is tried
                 rates = estimator.hopeful(rates, record.weight, record.evidence, HOPE)
-                best, speed, _ = estimator.best_length(rates, costs, self.required, self.stake)
+                best, speed, _ = estimator.best_length(rates, costs, required, limit)
             return best, speed if best else highest, rates[0]
         # what may be risked, and the speed that rounds had of a drafter that stops by itself
         speed = self._pace(record, costs).speed
-        most = next((n for n in range(len(costs) - 1, 0, -1) if costs[n] - 1 <= self.stake), 0)
-        return most if speed > self.required else 0, speed, rates[0]
+        most = next((n for n in range(len(costs) - 1, 0, -1) if costs[n] - 1 <= limit), 0)
+        return most if speed > required else 0, speed, rates[0]
 
     def _rates(self, record: Bucket) -> list[float]:
         """Estimate acceptance by position, once for every round that teaches."""
@@ -305,22 +289,22 @@ class Adaptive(Wrapper):
         before = estimator.pace_with(Pace(highest, 1.0), _PACE, self._known.pace)
         return estimator.pace_with(before, _PACE, record.pace)
 
-    def _least_gain(self, rows: list[int]) -> Callable[[int], float]:
+    def _least_gain(self, rows: list[int], found: Decision) -> Callable[[int], float]:
         """Price a guess more after those down to a depth: what rounds give in its time, or plain decoding."""
-        worth = max(self._last[1], self.required)
+        worth = max(found.speed, self._required)
         return lambda depth: worth * (self._steps(depth + 1, rows[depth + 1]) - self._steps(depth, rows[depth]))
 
     def _prices(self, rows: list[int]) -> list[float]:
         """Price each depth -> plain steps, up to the depth that the proposal ends at."""
-        key = self._costs.version, self._stats.width, tuple(rows)
-        if self._priced[0] != key:
+        key = self._costs.version, self._width, tuple(rows)
+        if self._prices_of[0] != key:
             costs = [1.0]
             for depth in range(1, len(rows)):
                 if rows[depth] == rows[depth - 1]:
                     break
                 costs.append(self._steps(depth, rows[depth]))
-            self._priced = key, costs
-        return self._priced[1]
+            self._prices_of = key, costs
+        return self._prices_of[1]
 
     def _steps(self, depth: int, rows: int) -> float:
         """Count the plain steps that drafting ``depth`` deep and verifying ``rows`` rows take.
@@ -328,23 +312,9 @@ class Adaptive(Wrapper):
         In a batch the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are
         waited for.
         """
-        costs, width = self._costs, self._stats.width
+        costs, width = self._costs, self._width
         draft = costs.d(1 if self._at_once else depth)
         return draft + costs.v(rows) if width == 1 else (draft * width + costs.v(width * rows)) / costs.v(width)
-
-    def price(self, proposal: Proposal) -> float:
-        """Predict the plain steps of a round over this proposal, whatever is accepted."""
-        depth = proposal.deepest if proposal.head_start is None else max(proposal.deepest, 1)
-        return self._steps(depth, len(proposal) + 1) if depth else 1.0
-
-    def _expect(self, proposal: Proposal) -> tuple[float, float]:
-        """Predict tokens, and time in plain steps, of a round over ``proposal``."""
-        costs, record, stats, depth = self._costs, self._bucket(proposal.bucket), self._stats, proposal.deepest
-        steps = 1 if self._at_once else depth
-        stats.draft_steps, stats.draft_step_cost = steps, self.cost.d(steps) / steps
-        stats.control_plain_ms = self.cost.plain_ms
-        tokens = estimator.tokens(self._rates(record), depth)
-        return tokens, costs.d(steps) + costs.v(len(proposal) + 1)
 
     def _bucket(self, number: int) -> Bucket:
         """Return what this request knows of a bucket; at first that is what the engine does."""
@@ -352,7 +322,7 @@ class Adaptive(Wrapper):
             if len(self._buckets) == MOST_BUCKETS:
                 del self._buckets[next(iter(self._buckets))]
             seen = self._known.evidence.get(number, NOTHING)
-            prior = self.inner.rates.get(number, self.prior)
+            prior = self.drafter.rates.get(number, self.prior)
             length = max(len(prior), len(seen.tested), 1)
             base = estimator.posterior(prior, WEIGHT_ENGINE if self._given else ASSUMED, seen, length)
             known = self._given or seen is not NOTHING
@@ -361,33 +331,92 @@ class Adaptive(Wrapper):
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Learn what was accepted; pass the round on.
+    def told(
+        self, proposal: Proposal, right: int, tested: int, time: RoundTime, came: bool, timed: bool = True
+    ) -> None:
+        """Learn from a round.
+
+        Args:
+            proposal: the drafter's, as it was verified; the empty one where another drafter's was.
+            right: guesses of it that were accepted.
+            tested: depths of it that were put to the test.
+            time: what the round took, whoever had rows in its pass; of drafting, what this drafter took.
+            came: whether its turn came, so that what was chosen counts.
+            timed: whether the times say something of this drafter.
+        """
+        decision, self._decision = self._decision, None
+        if came:
+            self._count(decision, proposal)
+        if proposal is not EMPTY:
+            self._count_guesses(decision, proposal, right, tested)
+        if timed and not self.reproducible and not self._rest:
+            self._count_time(proposal, time)
+
+    def _count(self, decision: Decision | None, proposal: Proposal) -> None:
+        """Count what was decided; None = a cheap drafter had no guess."""
+        if len(proposal):
+            self.drafted += 1
+            self._known.bucket = proposal.bucket
+        else:
+            self.plain += 1
+        if decision is _RESTING:
+            self._rest -= 1
+            return
+        if decision is None:
+            return
+        record, stats, best = self._bucket(decision.bucket), self._stats, decision.best
+        self._last = decision
+        if self.fallback and record.drafting is not None and record.drafting != bool(best):
+            if best:
+                stats.recoveries += 1
+            else:
+                stats.fallbacks += 1
+        if best or record.drafting:
+            record.drafting = bool(best)
+        if best or not self.fallback:
+            record.wait, record.waited, record.streak = WAIT, 0, 0
+        elif decision.probing:
+            record.waited = 0
+            record.streak += 1 if decision.promising else _STREAK
+            self.probes += 1
+            stats.probes += 1
+        else:
+            self._rest = 0 if self._cheap else max(min(REST, record.wait - record.waited) - 1, 0)
+            record.waited += 1 + self._rest
+
+    def _count_guesses(self, decision: Decision | None, proposal: Proposal, right: int, tested: int) -> None:
+        """Add what was accepted.
 
         Where drafting ran layers of the pass, a step that found no guess counts as a wrong one: it took the time of
         one.
         """
-        if not proposal.empty:
-            record, known = self._bucket(proposal.bucket), self._known
-            right, tested = len(verdict.path), proposal.tested(verdict.path)
-            if proposal.head_start is not None and right == len(proposal) < self._asked:
-                tested += 1
-            self._learn(proposal.bucket, right, tested)
-            if proposal.parents is not None:
-                known.nodes_per_depth = len(proposal) / proposal.deepest
-            if self._cheap:
-                self._count_look(right + 1, self.price(proposal))
-            if self.inner.stops:
-                price = self.price(proposal)
-                record.pace = estimator.pace_after(record.pace, right + 1, price, KEEP)
-                known.pace = estimator.pace_after(known.pace, right + 1, price, KEEP_ENGINE)
-            if record.probing:
-                record.probing = False
-                if tested == right and record.streak < _STREAK:
-                    record.waited = record.wait
-                else:
-                    record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
-        self.inner.observe(proposal, verdict, output)
+        record, known = self._bucket(proposal.bucket), self._known
+        if proposal.head_start is not None and decision is not None and right == len(proposal) < decision.length:
+            tested += 1
+        self._learn(proposal.bucket, right, tested)
+        if proposal.parents is not None:
+            known.nodes_per_depth = len(proposal) / proposal.deepest
+        if self._cheap:
+            self._count_look(right + 1, self.price(proposal))
+        if self.drafter.stops:
+            price = self.price(proposal)
+            record.pace = estimator.pace_after(record.pace, right + 1, price, KEEP)
+            known.pace = estimator.pace_after(known.pace, right + 1, price, KEEP_ENGINE)
+        if decision is not None and decision.probing:
+            if tested == right and record.streak < _STREAK:
+                record.waited = record.wait
+            else:
+                record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
+
+    def _count_time(self, proposal: Proposal, time: RoundTime) -> None:
+        """Add what the pass and the drafter took."""
+        steps = 1 if self._at_once else proposal.deepest
+        if proposal.head_start is None:
+            self.cost.observe_verify(time.rows, time.verify_ms)
+            if len(proposal) and self.drafter.caught_up:
+                self.cost.observe_draft(steps, time.draft_ms)
+        else:  # part of the pass over the first row ran while drafting, too
+            self.cost.observe_round(time.rows, max(steps, 1), time.draft_ms + time.verify_ms)
 
     def _learn(self, bucket: int, right: int, tested: int) -> None:
         """Add guesses that were put to the test, to the request's evidence and to the engine's."""
@@ -418,22 +447,12 @@ class Adaptive(Wrapper):
                     self._count_look(min(one.right, one.length) + 1.0, one.steps)
         self._unverified = left
 
-    def timed(self, proposal: Proposal, time: RoundTime) -> None:
-        """Learn what the round cost, whoever had rows in its pass."""
-        if not self.reproducible and not self._rest:
-            steps = 1 if self._at_once else proposal.deepest
-            if proposal.head_start is None:
-                self.cost.observe_verify(time.rows, time.verify_ms)
-                if len(proposal) and self.inner.caught_up:
-                    self.cost.observe_draft(steps, time.draft_ms)
-            else:  # part of the pass over the first row ran while drafting, too
-                self.cost.observe_round(time.rows, max(steps, 1), time.draft_ms + time.verify_ms)
-        self.inner.timed(proposal, time)
+    # -- said ----------------------------------------------------------------------------------------------------------
 
     @property
     def reason(self) -> str:
         """Why it drafts, or does not, in one line."""
-        best, gain, acceptance = self._last
+        best, gain, acceptance = self._last.best, self._last.speed, self._last.acceptance
         if not self.plain + self.drafted:
             return "nothing was decoded yet"
         if not best and gain == 0:
@@ -446,9 +465,98 @@ class Adaptive(Wrapper):
 
     @property
     def details(self) -> list[str]:
-        """What was counted, and what the inner drafter adds; a sentence each."""
-        counted = f"{self.name}: {self.drafted} rounds with guesses, {self.plain} without, {self.probes} probes"
-        return [counted, *filter(None, [self.inner.reason])]
+        """What was counted, and what the drafter adds; a sentence each."""
+        counted = f"{self.drafter.name}: {self.drafted} rounds with guesses, {self.plain} without, {self.probes} probes"
+        return [counted, *filter(None, [self.drafter.reason])]
+
+
+class Adaptive(Policy):
+    """Asks drafters in order, each as far as its control predicts a gain.
+
+    A cheap drafter must promise more than the costly ones after it, so that a vague guess from the text does not take
+    the place of a good draft.  For those that did not win it is a round without guesses.  A drafter that always runs
+    layers (early exits) belongs at the end.
+    """
+
+    def __init__(self, controls: Sequence[Control], name: str | None = None) -> None:
+        self.all = self.controls = list(controls)  # those of drafters that failed are no longer in ``controls``
+        self._chosen = False  # whether this round's turns were given
+        self._limit = inf  # plain steps that a round may lose
+        super().__init__([control.drafter for control in controls], name)
+
+    def begin(self, request: DraftRequest, stats: Stats, first: Sequence[Drafter] = ()) -> None:
+        """Begin a request with all drafters."""
+        super().begin(request, stats, first)
+        self.controls = self.all
+        for control in self.controls:
+            control.begin(stats, request.params.seeded_rejection)
+
+    def choose(self, tokens: list[int], budget: int) -> Sequence[Ask]:
+        """Ask those that are predicted to gain."""
+        self._chosen = True
+        asks, controls, required = [Ask(drafter, budget) for drafter in self._first], self.controls, 1.0
+        for at, control in enumerate(controls, 1):
+            if len(controls) > 1:
+                required = max((other.promised(budget) for other in controls[at:]), default=1.0)
+            if (ask := control.choose(budget, self.width, required, self._limit)) is not None:
+                asks.append(ask)
+        return asks
+
+    def review(self, ask: Ask, proposal: Proposal, tokens: list[int], ms: float) -> Proposal:
+        """Cut the proposal of a cheap drafter."""
+        control = self._control_of(ask.drafter)
+        return proposal if control is None else control.cut(proposal, tokens, ask.most)
+
+    def expected(self, winner: Ask, proposal: Proposal) -> Expected | None:
+        """Predict by the control of the winner."""
+        control = self._control_of(winner.drafter)
+        return None if control is None else control.expected(proposal)
+
+    def told(self, outcome: Outcome) -> None:
+        """Let every control learn what is its own."""
+        super().told(outcome)
+        proposal, winner = outcome.proposal, outcome.winner
+        own = None if winner is None else winner.drafter
+        came, self._chosen = self._chosen and own not in self._first, False
+        path, time = outcome.verdict.path, outcome.time
+        for control in self.controls:
+            drafter = control.drafter
+            if len(self.drafters) > 1:
+                time = time._replace(draft_ms=outcome.ms(drafter))
+            if drafter is own:
+                control.told(proposal, len(path), proposal.tested(path), time, came)
+                came = False
+            else:
+                # part of a pass that began while drafting says nothing to the others
+                control.told(EMPTY, 0, 0, time, came, proposal.head_start is None)
+
+    def lose(self, drafter: Drafter | None, why: str) -> bool:
+        """Leave out a drafter and its control."""
+        self.controls = [control for control in self.controls if control.drafter is not drafter]
+        return super().lose(drafter, why)
+
+    def _control_of(self, drafter: Drafter) -> Control | None:
+        for control in self.controls:
+            if control.drafter is drafter:
+                return control
+        return None
+
+    @property
+    def reason(self) -> str:
+        """Say why it drafts, or does not; of several drafters, who guessed how often."""
+        return self.all[0].reason if len(self.all) == 1 else self._wins()
+
+    @property
+    def details(self) -> list[str]:
+        """Say what was counted, and what drafters add; a sentence each."""
+        if len(self.all) == 1:
+            return self.all[0].details
+        said = []
+        for control in self.all:
+            lost = self.lost.get(control.drafter)
+            words = [lost or control.reason, *([] if lost else control.details)]
+            said += [f"{control.drafter.name}: {word}" for word in words if word]
+        return said
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a drafter is: what it proposes, its ten hooks, how they are forwarded, and the guard that stops a failure.
+"""What a drafter is: what it proposes, and its hooks.
 
 A drafter sees a request in this order: ``begin``; ``absorb`` while the prompt is read; then in every round ``prefill``,
 ``propose``, ``observe`` and ``timed``.  Control asks it for a ``forecast`` first, and times its ``dry_step`` before the
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.stats import PLAIN, RoundTime, Stats
-from edgespec.decoding.target import AuxHiddenTarget, Pass, Target
+from edgespec.decoding.stats import RoundTime
+from edgespec.decoding.target import Pass, Target
 
 NOTHING: frozenset[str] = frozenset()
 HIDDEN, AUX_HIDDEN = frozenset({"hidden"}), frozenset({"aux_hidden"})
@@ -190,8 +189,6 @@ class DraftRequest:
     tokens: list[int]  # the prompt, or all text so far where a drafter is taken up in the middle; read only
     params: SamplingParams = field(default_factory=SamplingParams)  # how the request samples
     noise: Noise = field(default_factory=Noise)  # its randomness, for drafters that draw their guesses
-    # where control writes its decisions, and reads how many requests share a pass
-    stats: Stats = field(default_factory=Stats)
     source: Sequence[int] = ()  # what an encoder-decoder was given to read: another text with the same tokens
 
 
@@ -209,9 +206,7 @@ class Drafter:
     caught_up: bool = True  # false if its last proposal first had to read tokens that it missed while it was not asked
     # acceptance by bucket and position, to be expected of it where nothing was measured
     rates: Mapping[int, Sequence[float]] = {}
-    stops: bool = False  # it drafts no further where a guess more is expected to gain less than ``least_gain`` says
-    # depth -> tokens that a guess after those down to it must gain; control sets it before it asks
-    least_gain: Callable[[int], float] | None = None
+    stops: bool = False  # ``propose_until`` drafts no further than pays
 
     @property
     def wants(self) -> frozenset[str]:
@@ -252,8 +247,15 @@ class Drafter:
         """
         raise NotImplementedError
 
+    def propose_until(self, tokens: list[int], budget: int, least_gain: Callable[[int], float]) -> Proposal:
+        """Do the same, and stop where a guess more is expected to gain fewer tokens than ``least_gain`` of the depth.
+
+        Control calls it where ``stops`` is set.
+        """
+        return self.propose(tokens, budget)
+
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Learn from a round: the proposal as the guard cut it, and what was accepted of it, which the next ``tokens``
+        """Learn from a round: the proposal as it was cut, and what was accepted of it, which the next ``tokens``
         hold.
 
         Row 0 of ``output`` follows the pending token, row i + 1 node i.
@@ -268,160 +270,6 @@ class Drafter:
         ``first``: that of a round, where it is another one.
         """
         return False
-
-
-class Wrapper(Drafter):
-    """A drafter around others.
-
-    Hooks by which a drafter learns, and ``wants``, go to all that are ``inside``; a subclass writes the others.
-    """
-
-    def __init__(self, inside: Sequence[Drafter]) -> None:
-        self.inside = list(inside)
-
-    def tell(self, hook: str, *arguments: Any) -> list[Any]:
-        """Call a hook of every drafter inside -> what they return."""
-        return [getattr(drafter, hook)(*arguments) for drafter in self.inside]
-
-    @property
-    def proposer(self) -> str:
-        """The method that made the last proposal."""
-        return self.name
-
-    @property
-    def wants(self) -> frozenset[str]:
-        return NOTHING.union(*(drafter.wants for drafter in self.inside))
-
-    def begin(self, request: DraftRequest) -> int | None:
-        return min((known for known in self.tell("begin", request) if known is not None), default=None)
-
-    def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
-        self.tell("absorb", first, aux_hidden)
-
-    def prefill(self, tokens: list[int], most: int) -> int:
-        return sum(self.tell("prefill", tokens, most))
-
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        self.tell("observe", proposal, verdict, output)
-
-    def timed(self, proposal: Proposal, time: RoundTime) -> None:
-        self.tell("timed", proposal, time)
-
-    @property
-    def details(self) -> list[str]:
-        """What it has to say about this request beside ``reason``, a sentence each."""
-        return [said for drafter in self.inside if (said := drafter.reason)]
-
-    def lose(self, why: str) -> bool:
-        """Go on without the drafter inside that is in use, which has failed; False = there is none left."""
-        return False
-
-
-class Guard:
-    """Stands between the loop and a drafter: no hook of a drafter can break the request.
-
-    A drafter is dropped at its first failure, and the reason is kept.  One that holds several (a chain, ``auto``) loses
-    the one that failed, and goes on with the others.  Failures and the drafter's time are counted in ``stats``.
-    """
-
-    def __init__(self, drafter: Drafter, target: Target, eos: frozenset[int], stats: Stats) -> None:
-        self._drafter: Drafter | None = drafter
-        # the hooks that do something: most drafters leave some as they are, and a call less is felt in a fast round
-        own = ((hook, getattr(drafter, hook)) for hook in ("begin", "absorb", "prefill", "observe", "timed"))
-        self._hooks = {hook: call for hook, call in own if getattr(call, "__func__", 0) is not getattr(Drafter, hook)}
-        self._target: Any = target
-        self._eos, self._stats = eos, stats
-        self._wants: frozenset[str] | None = None  # what the target was told last
-        self.tapped: AuxHiddenTarget | None = None
-        self.proposer = PLAIN
-        self.draft_ms = 0.0
-
-    def begin(self, request: DraftRequest) -> int:
-        """Begin a request -> tokens at the beginning of its prompt of which no auxiliary states are needed."""
-        start = perf_counter()
-        known: int | None = self._call("begin", request)
-        self._stats.draft_ms += 1000 * (perf_counter() - start)
-        self._tell_target()
-        return len(request.tokens) if known is None or self.tapped is None else known
-
-    def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
-        """Hand on auxiliary states of the prompt."""
-        self._call("absorb", first, aux_hidden)
-
-    def prefill(self, tokens: list[int], most: int) -> int:
-        """Let the drafter read ahead -> tokens that are left to be read."""
-        return self._call("prefill", tokens, most) or 0
-
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Return the drafter's proposal within ``budget``, nothing below an EOS; the empty one where it failed."""
-        start, drafter, proposal = perf_counter(), self._drafter, EMPTY
-        if budget > 0 and drafter is not None:
-            try:
-                found = drafter.propose(tokens, budget)
-                if found is not EMPTY and (len(found) or found.head_start is not None):
-                    proposal = self._checked(drafter, found, budget)
-            except Exception as error:
-                self._drop("propose", error)
-        self.draft_ms = 1000 * (perf_counter() - start)
-        self._stats.draft_ms += self.draft_ms
-        self._tell_target()
-        return proposal
-
-    def learn(self, proposal: Proposal, verdict: Verdict, output: Pass, time: RoundTime) -> None:
-        """Let the drafter learn from a round and its time."""
-        if not self._hooks:
-            return
-        stats, start = self._stats, perf_counter()
-        self._call("observe", proposal, verdict, output)
-        observed = perf_counter()
-        self._call("timed", proposal, time)
-        stats.draft_ms += 1000 * (observed - start)
-        stats.other_ms += 1000 * (perf_counter() - observed)
-
-    def _checked(self, drafter: Drafter, proposal: Proposal, budget: int) -> Proposal:
-        """Refuse nonsense, and cut what cannot be written."""
-        self.proposer = drafter.proposer if isinstance(drafter, Wrapper) else drafter.name
-        proposal.check(self._target.vocab_size)
-        if proposal.parents is not None and not getattr(self._target, "trees", True):
-            raise ValueError("a tree of guesses, but this target takes chains")
-        proposal = proposal.truncated(budget)
-        if self._eos and len(proposal):
-            ends = [i for i, token in enumerate(proposal.tokens.tolist()) if token in self._eos]
-            proposal = proposal.pruned(ends) if ends else proposal
-        if proposal.head_start is not None:
-            proposal.head_start.check(self._target, proposal)
-        return proposal
-
-    def _tell_target(self) -> None:
-        """Have the target's next pass keep the states that the drafter wants, as far as it has them."""
-        wants = NOTHING if self._drafter is None else self._drafter.wants
-        if wants != self._wants:
-            self._wants = wants
-            self._target.keep_hidden = "hidden" in wants
-            self._target.keep_aux_hidden = "aux_hidden" in wants
-            self.tapped = self._target if "aux_hidden" in wants else None
-
-    # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
-    # that failed below a self-draft, its next pass will say so.
-    def _call(self, hook: str, *arguments: Any) -> Any:
-        """Call a hook of the drafter -> what it returns; None where it has none or failed, or was dropped before."""
-        call = self._hooks.get(hook)
-        try:
-            return None if call is None else call(*arguments)
-        except Exception as error:
-            self._drop(hook, error)
-            return None
-
-    def _drop(self, where: str, error: Exception) -> None:
-        drafter, stats = self._drafter, self._stats
-        assert drafter is not None
-        why = stats.drop(drafter.name, where, f"{type(error).__name__}: {error}")
-        try:
-            if isinstance(drafter, Wrapper) and drafter.lose(why):
-                return
-        except Exception as second:  # then the whole of it goes
-            why = f"{why}; {type(second).__name__}: {second}"
-        self._drafter, self._hooks, stats.dropped_reason = None, {}, why
 
 
 class Proposer(Protocol):

@@ -14,8 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Guard, HeadStart, Proposal, Verdict
+from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, HeadStart, Proposal, Verdict
+from edgespec.decoding.drafting import Drafting
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
 from edgespec.decoding.target import Pass, Target
@@ -39,6 +41,7 @@ class DecodeOptions:
     shadow: int = 0  # compare one round in so many with plain decoding (``Stats.shadow_checked``); 0 = none
     accept: Accept = EXACT  # which guesses are accepted
     source: Sequence[int] = ()  # of an encoder-decoder: what it was given to read, which drafters may copy from
+    first: Sequence[Drafter] = ()  # drafters of this request that are asked before those of the policy
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.gamma < 1:
@@ -103,7 +106,7 @@ Run = Callable[[Target, PassRequest], Pass]
 
 
 def decode(
-    target: Target, drafter: Drafter, prompt: Sequence[int], options: DecodeOptions, stats: Stats | None = None,
+    target: Target, policy: Policy | Drafter, prompt: Sequence[int], options: DecodeOptions, stats: Stats | None = None,
     run: Run | None = run_pass, pieces: bool = False,
 ) -> Generator[Any, Any, None]:  # fmt: skip
     """Decode ``prompt`` round by round.
@@ -113,8 +116,8 @@ def decode(
 
     Args:
         target: the model that decides.
-        drafter: whatever guesses.  If it raises or yields nonsense it is dropped for the request
-            (``stats.dropped_reason``), and the text does not change.
+        policy: says who guesses and how much; a drafter alone is always asked.  A drafter that raises or yields
+            nonsense is dropped for the request (``stats.drops``), and the text does not change.
         prompt: token ids, at least one.
         options: what is asked for.
         stats: filled round by round, complete before each yield.
@@ -133,18 +136,18 @@ def decode(
     check_prompt(tokens, params, target.vocab_size, target.context)
     noise, left = Noise(params.seed), options.max_new_tokens
     finish: Finish | None = None
-    guard = Guard(drafter, target, options.eos, stats)
-    known = guard.begin(DraftRequest(tokens, params, noise, stats, options.source))
-    yield from _read(target, guard, tokens, known, stats, pieces)
+    drafting = Drafting(policy if isinstance(policy, Policy) else Policy([policy]), target, options.eos, stats)
+    known = drafting.begin(DraftRequest(tokens, params, noise, options.source), options.first)
+    yield from _read(target, drafting, tokens, known, stats, pieces)
     only_best, stats.shadow_every = _needs_only_best(target, options), options.shadow
     while finish is None:
         # one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
         budget = min(options.gamma, left - 1, target.context - len(tokens) - 1)
-        if budget > 0 and (unread := guard.prefill(tokens, 0)):
-            yield from _read_ahead(guard, tokens, unread, stats, pieces)
+        if unread := drafting.choose(tokens, budget):
+            yield from _read_ahead(drafting, tokens, unread, stats, pieces)
 
         # propose: guesses that hang off the pending token; no guess is plain decoding
-        proposal = guard.propose(tokens, budget)
+        proposal = drafting.propose(tokens)
 
         # pass: the pending token and all guesses at once
         request = _request(tokens[-1], proposal, only_best)
@@ -167,12 +170,13 @@ def decode(
             stats.compare(options.max_new_tokens - left, zip(map(sampler.choose, rows), made.tokens, strict=True))
         tokens += made.tokens
         left -= len(made.tokens)
-        finish, time = made.finish, _time(guard, request, made)
+        finish, time = made.finish, _time(drafting, request, made)
         stats.add(time, passed)
         if made.drafted:
             exact = keeps_text(proposal, sampler, options.accept, target)
-            stats.add_guesses(time, proposal.tested(made.path), exact, options.accept.lossless)
-        guard.learn(proposal, verdict, output, time)
+            tested, expected = proposal.tested(made.path), drafting.expected(proposal)
+            stats.add_guesses(time, tested, exact, options.accept.lossless, expected)
+        drafting.learn(proposal, verdict, output, time)
         yield made
 
 
@@ -201,14 +205,14 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
 Reading = Generator[PrefillRequest, Any, None]
 
 
-def _read(target: Target, guard: Guard, tokens: list[int], known: int, stats: Stats, pieces: bool) -> Reading:
+def _read(target: Target, drafting: Drafting, tokens: list[int], known: int, stats: Stats, pieces: bool) -> Reading:
     """Read the prompt, but for its last token, into the slot, which may hold its beginning already.
 
     A drafter that needs auxiliary states receives those of all tokens but the first ``known``: some are read again for
     it.
     """
     start = perf_counter()
-    tapped = guard.tapped
+    tapped = drafting.tapped
     held = reused = target.follow(tokens[: min(len(tokens) - 1, known)])
     while left := len(tokens) - 1 - held:
         count = left
@@ -219,7 +223,7 @@ def _read(target: Target, guard: Guard, tokens: list[int], known: int, stats: St
             reused += asked.taken
             count = min(left - asked.taken, most or left)
         if tapped is not None:
-            tapped.aux_hidden_sink = guard.absorb
+            tapped.aux_hidden_sink = drafting.absorb
         try:
             target.prefill(tokens[held : held + count])
         finally:
@@ -231,12 +235,12 @@ def _read(target: Target, guard: Guard, tokens: list[int], known: int, stats: St
     stats.prefill_ms += 1000 * (perf_counter() - start)
 
 
-def _read_ahead(guard: Guard, tokens: list[int], left: int, stats: Stats, pieces: bool) -> Reading:
+def _read_ahead(drafting: Drafting, tokens: list[int], left: int, stats: Stats, pieces: bool) -> Reading:
     """Let the drafter read what its next proposal needs, ``left`` tokens; stop if it made no progress."""
     start, before = perf_counter(), left + 1
     while 0 < left < before:
         most = (yield PrefillRequest(left, draft=True)) if pieces else None
-        before, left = left, guard.prefill(tokens, most or left)
+        before, left = left, drafting.read(tokens, most or left)
     stats.draft_ms += 1000 * (perf_counter() - start)
 
 
@@ -275,17 +279,17 @@ def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int], left: int,
     return made
 
 
-def _time(guard: Guard, request: PassRequest, made: Round) -> RoundTime:
+def _time(drafting: Drafting, request: PassRequest, made: Round) -> RoundTime:
     """Say what a round took and gave."""
     work = 1.0 + len(made.drafted)
     if request.head_start is not None:
         work *= request.head_start.left
     return RoundTime(
-        guard.draft_ms,
+        drafting.draft_ms,
         request.ms,
         len(request.tokens) + request.other_rows,
         request.other_rows > 0,
-        guard.proposer if made.drafted else PLAIN,
+        drafting.winner if made.drafted else PLAIN,
         len(made.tokens),
         len(made.drafted),
         made.accepted,

@@ -33,6 +33,15 @@ class RoundTime(NamedTuple):
     work: float = 1.0  # rows run through all of the target's layers, or their equivalent
 
 
+class Expected(NamedTuple):
+    """What control predicts of a round with guesses."""
+
+    tokens: float
+    steps: float  # time in plain steps
+    plain_ms: float | None  # a plain step's time as control knows it; None = not measured
+    draft_work: float  # work of the round's draft steps in rows of the target
+
+
 @dataclass
 class Stats:
     """Counters of one request (or of several, if handed to several).
@@ -71,11 +80,6 @@ class Stats:
         shadow_checked: written tokens compared.
         shadow_agreeing: those of them that are plain decoding's.
         shadow_first: (index among the new tokens, plain decoding's token, the written one) of the first that is not.
-        width: requests whose rows share a pass now; whoever drives the request sets it.
-        expected: (tokens, time in plain steps) that control expects of the current proposal; None = nothing.
-        control_plain_ms: a plain step's time as control knows it; None = not measured.
-        draft_steps: draft steps of the current proposal.
-        draft_step_cost: work of a draft step in rows of the target; None = not known.
     """
 
     prompt_tokens: int = 0
@@ -111,11 +115,6 @@ class Stats:
     shadow_checked: int = 0
     shadow_agreeing: int = 0
     shadow_first: tuple[int, int, int] | None = None
-    width: int = 1
-    expected: tuple[float, float] | None = None
-    control_plain_ms: float | None = None
-    draft_steps: int = 0
-    draft_step_cost: float | None = None
     _plain_ms: float = 0.0  # of plain rounds whose pass ran all layers
     _plain_steps: int = 0  # how many they are
     _predicted: tuple[float, float] = (0.0, 0.0)  # tokens and plain steps of drafted rounds, as control expected them
@@ -146,10 +145,13 @@ class Stats:
                 self._plain_ms += time.verify_ms
         self.other_ms += 1000 * (perf_counter() - passed)
 
-    def add_guesses(self, time: RoundTime, tested: int, exact: bool, lossless: bool) -> None:
+    def add_guesses(
+        self, time: RoundTime, tested: int, exact: bool, lossless: bool, expected: Expected | None = None
+    ) -> None:
         """Count the guesses of a round that was added, ``tested`` of whose positions were put to the test.
 
-        ``exact``: the written tokens are plain decoding's very tokens; ``lossless``: the rule keeps its distribution.
+        ``exact``: the written tokens are plain decoding's very tokens; ``lossless``: the rule keeps its distribution;
+        ``expected``: what control predicted.
         """
         self.exact &= exact
         self.lossless &= lossless
@@ -163,16 +165,15 @@ class Stats:
         for i in range(min(time.accepted, tested)):
             self.accepted_at[i] += 1
         self.drafted_rounds += 1
-        if self.draft_step_cost is not None:
-            self.work += self.draft_steps * self.draft_step_cost
+        if expected is not None:
+            self.work += expected.draft_work
         elif time.verify_ms and time.work:
             # without control nothing has measured a draft step: drafting is weighed by its time against that of a row
             self.work += time.draft_ms / (time.verify_ms / time.work)
         # the clock of a pass that other requests share says nothing of this one
-        plain_ms = self.step_ms or self.control_plain_ms
-        if not time.shared and self.expected is not None and plain_ms:
-            tokens, steps = self.expected
-            self._predicted = self._predicted[0] + tokens, self._predicted[1] + steps
+        plain_ms = self.step_ms or (expected and expected.plain_ms)
+        if not time.shared and expected is not None and plain_ms:
+            self._predicted = self._predicted[0] + expected.tokens, self._predicted[1] + expected.steps
             taken = (time.draft_ms + time.verify_ms) / plain_ms
             self._measured = self._measured[0] + time.tokens, self._measured[1] + taken
 

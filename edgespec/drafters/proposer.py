@@ -37,7 +37,7 @@ class UserDrafter(Drafter):
             self.wants = HIDDEN if getattr(self._own, "wants_hidden", False) else NOTHING
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Ask for guesses; raises what ``Guard`` drops a drafter for if they are none."""
+        """Ask for guesses; raises what ``Drafting`` drops a drafter for if they are none."""
         with _contained():
             return self._guesses(tokens, budget)
 

@@ -47,18 +47,23 @@ class SelfSpec(DrawingDrafter):
         with rejection sampling the length of a draft decides which random numbers are used.
         """
         super().begin(request)
-        self.least_gain = None  # what an earlier request was told holds for its lengths alone
         if request.params.seeded_rejection:
             self.confidence = deepcopy(self._first_confidence)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
+        return self._draw(tokens, budget, self._weak(None))
+
+    def propose_until(self, tokens: list[int], budget: int, least_gain: Callable[[int], float]) -> Proposal:
+        return self._draw(tokens, budget, self._weak(least_gain))
+
+    def _draw(self, tokens: list[int], budget: int, weak: Weak | None) -> Proposal:
         """Draw a chain that ends where a guess more does not pay."""
         length = min(budget, self.gamma_max)
-        return draw_chain(self._steps(tokens), self.how(tokens), length, self._weak(), self._choices(tokens))
+        return draw_chain(self._steps(tokens), self.how(tokens), length, weak, self._choices(tokens))
 
-    def _weak(self) -> Weak | None:
+    def _weak(self, least: Callable[[int], float] | None) -> Weak | None:
         """Make what tells of each guess whether the next one would not pay; None = nobody said what must be gained."""
-        self._sure, reach, least, confidence = [], 1.0, self.least_gain, self.confidence
+        self._sure, reach, confidence = [], 1.0, self.confidence
         if least is None:
             return None
 

@@ -1,4 +1,4 @@
-"""What is known of a bundle's methods before a request: acceptance, prices, and the speed that control starts from.
+"""What an engine knows of a bundle's methods: acceptance, prices, and the speed that control starts from.
 
 A calibration of this machine comes first, then what the export measured, then what is published of the method.
 ``info``, method auto and the first decision of control all read it here.
@@ -7,9 +7,12 @@ A calibration of this machine comes first, then what the export measured, then w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from edgespec.control.adaptive import PRIOR, WEIGHT_ENGINE
 from edgespec.control.estimator import Evidence, best_length, measured, posterior, scaled
+from edgespec.control.learned import Learned
+from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AR, METHODS, prior_of
 from edgespec.formulas.cost import CostModel
 from edgespec.planning.profiles import Profile, Trial, export_busy
@@ -18,6 +21,28 @@ from edgespec.runtimes.files.manifest import Manifest, MethodPart
 LONGEST = 8  # guesses that a speed is predicted for
 _PUBLISHED = 4.0  # guesses that a published acceptance counts as beside the export's
 _TRIED = 4 * WEIGHT_ENGINE  # most guesses of a calibration that count
+
+Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
+
+
+@dataclass
+class Experience:
+    """What an engine's requests have shown, by method and options; all its sessions share it."""
+
+    profile: Profile | None = None  # a calibration of this machine
+    methods: dict[tuple[str, DraftOptions], Learned] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.times: Times = known_times(self.profile)  # measured ones join those of the calibration
+
+    def of(self, method: str, options: DraftOptions) -> Learned:
+        """Return what is known of a method; at first that is what a calibration tried."""
+        key = method, replace(options, proposers=())
+        if key not in self.methods:
+            self.methods[key] = learned = Learned()
+            if (seen := tried(self.profile.trials.get(method) if self.profile else None)).tested:
+                learned.evidence[0] = seen
+        return self.methods[key]
 
 
 def known_times(profile: Profile | None) -> dict[str, dict[int, float]]:

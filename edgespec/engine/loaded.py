@@ -18,10 +18,11 @@ from edgespec.drafters.registry import complete, native_alone, needing, searchin
 from edgespec.engine.captions import reader_of
 from edgespec.engine.encoding import Encoding, Source
 from edgespec.engine.images import Images
+from edgespec.engine.known import Experience
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
 from edgespec.engine.pool import Places, SessionPool
 from edgespec.engine.prompt_cache import PromptCache
-from edgespec.engine.sessions import Experience, Session
+from edgespec.engine.sessions import Session
 from edgespec.engine.sharing import FairLock, PrefillBudget
 from edgespec.engine.stock_rows import stock_rows_exact
 from edgespec.errors import InvalidRequest

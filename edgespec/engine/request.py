@@ -8,9 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from edgespec.control.auto import Auto
-from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import Drafter, Wrapper
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, check_prompt, decode, run_pass
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
@@ -142,27 +140,25 @@ class Stream:
             self.target.mark([*ends, session.shared], self._room.admission.checkpoints)
             how, start = (settings.gamma, settings.adaptive, settings.fallback), time.perf_counter()
             if settings.proposer is not None:
-                self._drafter = self._session.own(settings.proposer, *how)
+                self._policy = self._session.own(settings.proposer, *how)
             else:
-                self._drafter = self._session.drafter(self._choice, *how, settings.drafts)
+                self._policy = self._session.policy(self._choice, *how, settings.drafts)
             self._stats.setup_ms += 1000 * (time.perf_counter() - start)
-        drafter, constraint = self._drafter, self._sampling.constraint
+        constraint = self._sampling.constraint
         self._sure: dict[str, Drafter] = {}  # who is asked before the method, by what it is in words
-        if constraint is not None and settings.grammar is not None:
+        drafts = settings.method != AR
+        if drafts and constraint is not None and settings.grammar is not None:
             self._sure["grammar"] = Forced(constraint)
-        if settings.prediction:
+        if drafts and settings.prediction:
             said = settings.prediction
             expected = self._engine.codec.encode(said, special=False) if isinstance(said, str) else said
             self._sure["prediction"] = Predicted(expected, len(self._prompt))
-        self._chain: Chain | None = None
-        if self._sure and settings.method != "ar":
-            drafter = self._chain = Chain([*self._sure.values(), drafter])
         target: Target = self.target
         if settings.guided:
             target = guided(self._engine, self._session, self._prompt, settings)
         check_prompt(self.tokens, self._sampling, target.vocab_size, target.context)
         run = None if self._joint else run_pass
-        self._rounds = decode(target, drafter, self.tokens, self._options(), self._stats, run, pieces=True)
+        self._rounds = decode(target, self._policy, self.tokens, self._options(), self._stats, run, pieces=True)
 
     def _take_up(self, tokens: list[int], ends: list[int]) -> None:
         """Let the slots hold what the disk has of the text; those of drafts do when a method asks for it."""
@@ -255,7 +251,7 @@ class Stream:
     def result(self) -> Result:
         """The result so far; complete once the stream has ended."""
         engine, settings, stats = self._engine, self._settings, self._stats
-        used = self._drafter.used if isinstance(self._drafter, Auto) else self._choice.name
+        used = self._policy.used
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
         exact = engine.strict and stats.exact and self._lost is None and (used == AR or engine.rows_exact())
         unproven = engine.unproven()
@@ -290,7 +286,7 @@ class Stream:
         """The coarser keys that this request's drafts read."""
         if self._engine.attention.draft is None:
             return None
-        methods = self._drafter.used_so_far if isinstance(self._drafter, Auto) else self._choice.methods
+        methods = self._policy.methods if self._policy.switches else self._choice.methods
         return self._engine.attention.draft if set(methods) & set(needing("layers")) else None
 
     def _options(self) -> DecodeOptions:
@@ -306,6 +302,7 @@ class Stream:
             shadow=usual if settings.shadow is None else settings.shadow,
             accept=relaxed(engine, settings.accept),
             source=self._source.tokens if self._source else (),
+            first=tuple(self._sure.values()),
         )
 
     # -- a round in two halves, for who drives several requests; the caller holds the engine's lock --------------------
@@ -331,7 +328,7 @@ class Stream:
             return None
         if not self._stats.rounds or self._place.tokens > before:
             self.target.reserve(min(self.target.context, self._place.tokens))
-        self._stats.width = width
+        self._policy.width = width
         asked, self._asked = self._asked or next(self._rounds), None
         if isinstance(asked, PrefillRequest):
             asked = self._fill(asked)
@@ -440,11 +437,11 @@ class Stream:
 
     def _reason(self) -> str:
         """Say in one line what chose the method, and whether drafting pays."""
-        parts = [] if isinstance(self._drafter, Auto) and self._drafter.reason else [self._choice.reason]
+        parts = [] if self._policy.switches and self._policy.reason else [self._choice.reason]
         if self._stats.dropped_reason:
             parts.append(f"drafter dropped: {self._stats.dropped_reason}")
         else:
-            parts.append(self._drafter.reason)
+            parts.append(self._policy.reason)
         if self._lost:
             parts.append(f"went on on the CPU: {self._lost}")
         return "; ".join(filter(None, parts))
@@ -454,10 +451,9 @@ class Stream:
         said = [f"chosen: {self._choice.reason}"]
         if self._draft_attention and not self._stats.dropped_reason:
             said.append(f"drafts read {self._draft_attention} keys, verification {self._engine.attention.name}")
-        won = zip(self._sure, self._chain.won, strict=False) if self._chain else ()
-        said += [f"the {name} guessed in {rounds} rounds" for name, rounds in won]
-        if isinstance(self._drafter, Wrapper):
-            said += self._drafter.details
+        won = self._policy.won
+        said += [f"the {name} guessed in {won.get(drafter, 0)} rounds" for name, drafter in self._sure.items()]
+        said += self._policy.details
         if self._stats.drafted and (speed := self._stats.request_speedup) is not None:
             said.append(f"measured {speed:.2f}x in this request")
         return said

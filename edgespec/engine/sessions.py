@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from edgespec.control.adaptive import Adaptive, Learned
-from edgespec.control.auto import Arm, Arms, Auto, Candidate
-from edgespec.control.chain import Chain
+from edgespec.control.adaptive import Adaptive, Control
+from edgespec.control.auto import Auto, Candidate
+from edgespec.control.learned import Learned
 from edgespec.decoding.drafter import Drafter, Proposer
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.registry import AR, METHODS, Parts
 from edgespec.engine.encoding import Source
-from edgespec.engine.known import known_rates, known_times, tried
+from edgespec.engine.known import Experience, known_rates
 from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.formulas.cost import ENOUGH, CostModel, medians, time_turns
-from edgespec.planning.profiles import Profile, export_busy
+from edgespec.planning.profiles import export_busy
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
-Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
 PRICING = 0.1  # seconds after which no further turn of a measurement of prices begins
-MOST_DRAFTERS = 32  # drafters and their control, by method and options, that a session keeps
+MOST_DRAFTERS = 32  # drafters, and policies over them, by method and options, that a session keeps
 
 
-@dataclass
-class Experience:
-    """What an engine's requests have shown, by method and options; all its sessions share it."""
-
-    profile: Profile | None = None  # a calibration of this machine
-    methods: dict[tuple[object, ...], Learned] = field(default_factory=dict)
-    arms: dict[tuple[object, ...], Arms] = field(default_factory=dict)  # of method auto, by its candidates
-
-    def __post_init__(self) -> None:
-        self.times: Times = known_times(self.profile)  # measured ones join those of the calibration
+T = TypeVar("T")
 
 
 class Session:
-    """A target slot, the draft's slot if one is needed, and a drafter per method.
+    """A target slot, the draft's slot if one is needed, and drafters by method with the policies over them.
 
-    Drafters stay from request to request; what is learned of them belongs to the engine (``experience``).
+    They stay from request to request; what is learned of them belongs to the engine (``experience``).
     """
 
     def __init__(
@@ -84,8 +76,10 @@ class Session:
         self.begin_draft: Callable[[Slot], None] | None = None
         self.on_draft: Callable[[str, Slot], object] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
-        self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
-        self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
+        # by what it is and its options; the last asked for is last
+        self._drafters: dict[tuple[object, ...], Drafter] = {}
+        self._policies: dict[tuple[object, ...], Policy] = {}
+        self._own: tuple[Proposer, int | None, bool, bool, Policy] | None = None
 
     def attend_by(self, attend: Callable[[str, Slot, Source | None], None]) -> None:
         """Let ``attend`` (of ``Encoding``) say what slots attend over, each with its name."""
@@ -113,89 +107,57 @@ class Session:
             self.foreign = ""
         return self.foreign
 
-    def drafter(
+    def policy(
         self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
-    ) -> Drafter:
-        """Return the drafter of a method; with ``adaptive`` inside the control that drafts as much as is fastest."""
-        if choice.proposers:
-            return self._chain(choice, gamma, adaptive, fallback, options)
-        if choice.candidates and adaptive:
-            return self._switch(choice, gamma, fallback, options)
-        if choice.name == AR or not adaptive:
-            return self._bare(choice, options)
-        key = "adaptive", choice.name, options, gamma or choice.gamma, fallback
-        return self._kept(key, lambda: self._loaded(choice, gamma, fallback, options))
+    ) -> Policy:
+        """Return the policy of a method: with ``adaptive`` it drafts as much as is fastest, else a fixed length."""
+        members = tuple((one.name, one.promise) for one in choice.proposers or choice.candidates)
+        key = choice.name, members, options, gamma or choice.gamma, adaptive, fallback
+        return _kept(self._policies, key, lambda: self._policy(choice, gamma, adaptive, fallback, options))
 
-    def own(self, proposer: Proposer, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
-        """Return the drafter around a caller's proposer; the last one is kept with what was learned of it."""
+    def _policy(
+        self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
+    ) -> Policy:
+        def control(one: MethodChoice) -> Control:
+            drafter, learned = self.drafter(one, options), self._experience.of(one.name, options)
+            return self._control(one, drafter, learned, gamma, fallback)
+
+        members = choice.proposers or (choice,)
+        if not adaptive or choice.name == AR:
+            return Policy([self.drafter(one, options) for one in members], choice.name)
+        if not choice.candidates:
+            return Adaptive([control(one) for one in members], choice.name)
+        self._verify_costs(None)  # the passes that this times must come before the prompt is read
+        candidates = []
+        for one in choice.candidates:
+            needs, standing = METHODS[one.name].needs, self._experience.of(one.name, options).standing
+            make = partial(control, one)
+            candidates.append(Candidate(one.name, one.promise, make, needs == "text", needs == "drafter", standing))
+        return Auto(candidates, fallback)
+
+    def own(self, proposer: Proposer, gamma: int | None, adaptive: bool, fallback: bool) -> Policy:
+        """Return the policy over a caller's proposer; the last one is kept with what was learned of it."""
         if self._own is None or self._own[0] is not proposer or self._own[1:4] != (gamma, adaptive, fallback):
-            inner = UserDrafter(proposer, self.target.vocab_size)
-            drafter: Drafter = inner
+            drafter = UserDrafter(proposer, self.target.vocab_size)
+            policy = Policy([drafter])
             if adaptive:
-                drafter = Adaptive(inner, Learned(self._costs(choice := own_choice(inner.name), inner)),
-                                   gamma or choice.gamma, fallback)  # fmt: skip
-            self._own = proposer, gamma, adaptive, fallback, drafter
+                choice = own_choice(drafter.name)
+                policy = Adaptive([Control(drafter, self._costs(choice, drafter), gamma or choice.gamma, fallback)])
+            self._own = proposer, gamma, adaptive, fallback, policy
         return self._own[4]
 
-    def _chain(
-        self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
-    ) -> Drafter:
-        named = replace(options, proposers=tuple(one.name for one in choice.proposers))
-
-        def make() -> Chain:
-            bare = [(one, self._bare(one, options)) for one in choice.proposers]
-            if not adaptive:
-                return Chain([inner for _, inner in bare])
-            controlled = [self._controlled(one, inner, gamma, fallback, options) for one, inner in bare]
-            return Chain(controlled)
-
-        return self._kept(("chain", named, gamma, adaptive, fallback), make)
-
-    def _switch(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Drafter:
-        """Return method auto over its candidates; each is loaded at its first turn."""
-        promised = tuple((one.name, one.promise) for one in choice.candidates)
-        key = "auto", promised, options, gamma, fallback
-
-        def make() -> Auto:
-            self._verify_costs(None)  # the passes that this times must come before the prompt is read
-            candidates = []
-            for one in choice.candidates:
-                load, needs = partial(self._loaded, one, gamma, fallback, options), METHODS[one.name].needs
-                candidates.append(Candidate(one.name, one.promise, load, needs == "text", needs == "drafter"))
-            arms = self._experience.arms.setdefault(key, Arms([Arm() for _ in candidates]))
-            return Auto(candidates, fallback, arms)
-
-        return self._kept(key, make)
-
-    def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
-        return self._controlled(choice, self._bare(choice, options), gamma, fallback, options)
-
-    def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
-        """Return the drafter of a method, without control."""
+    def drafter(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
+        """Return the drafter of a method."""
         key = choice.name, replace(options, proposers=())
-        return self._kept(key, lambda: METHODS[choice.name].build(self._parts, choice.part, options))
+        return _kept(self._drafters, key, lambda: METHODS[choice.name].build(self._parts, choice.part, options))
 
-    def _kept(self, key: tuple[object, ...], make: Callable[[], Drafter]) -> Drafter:
-        """Return what was made for these options, or make it; least recently used ones are forgotten."""
-        found = self._made.pop(key, None)
-        if found is None:
-            found = make()
-        self._made[key] = found
-        while len(self._made) > MOST_DRAFTERS:
-            del self._made[next(iter(self._made))]
-        return found
-
-    def _controlled(
-        self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool, options: DraftOptions
-    ) -> Adaptive:
-        """Put a drafter inside control that begins with what the engine has learned of its method."""
-        key, methods = (choice.name, replace(options, proposers=())), self._experience.methods
-        if key not in methods:
-            profile, learned = self._experience.profile, Learned(self._costs(choice, inner))
-            if (seen := tried(profile.trials.get(choice.name) if profile else None)).tested:
-                learned.evidence[0] = seen
-            methods[key] = learned
-        return Adaptive(inner, methods[key], gamma or choice.gamma, fallback, known_rates(choice.name, choice.part))
+    def _control(
+        self, choice: MethodChoice, drafter: Drafter, learned: Learned, gamma: int | None, fallback: bool
+    ) -> Control:
+        """Return the control of a drafter, which begins with what the engine has learned of its method."""
+        if learned.cost is None:
+            learned.cost = self._costs(choice, drafter)
+        return Control(drafter, learned, gamma or choice.gamma, fallback, known_rates(choice.name, choice.part))
 
     @property
     def chunk(self) -> int:
@@ -280,3 +242,12 @@ class Session:
             turns = time_turns({size: partial(run, size) for size in sizes}, PRICING, least=1, most=3)
             times[name] = medians(turns)
         return times[name]
+
+
+def _kept(made: dict[tuple[object, ...], T], key: tuple[object, ...], make: Callable[[], T]) -> T:
+    """Return what was made for these options, or make it; least recently used ones are forgotten."""
+    found = made.pop(key) if key in made else make()
+    made[key] = found
+    while len(made) > MOST_DRAFTERS:
+        del made[next(iter(made))]
+    return found

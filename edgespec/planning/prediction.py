@@ -4,7 +4,7 @@ A round of B sequences is a pass over the rows of all of them, and their drafts 
 
     speed-up = E / (B (f + (steps - 1) c) / v(B) + v(B rows) / v(B))          E: tokens of a round of one of them
 
-f being the first step of a round, as control takes it to be (``Adaptive.set_width``).  Control drafts what it estimates
+f being the first step of a round, as control takes it to be (``Control._steps``).  Control drafts what it estimates
 to be fastest, and nothing where nothing is faster.  That it estimates by chance, and looks now and then, is left out:
 it moves no pick (docs/dev/log.md).  ``tests/planning/test_gains.py`` holds this against control itself, on dice.
 """

@@ -14,8 +14,9 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.drafters.registry import AR, has_exits, searching
 from edgespec.engine.engine import Engine
+from edgespec.engine.known import Experience
 from edgespec.engine.result import Result
-from edgespec.engine.sessions import Experience, Session
+from edgespec.engine.sessions import Session
 from edgespec.errors import first_line
 from edgespec.formulas.cost import Clock, K, medians, spread, time_turns
 from edgespec.planning import profiles
@@ -294,7 +295,7 @@ class Calibrator:
     def _drafter(self, session: Session, method: str) -> Drafter | None:
         """Build a method's drafter without control; None = it has no draft step here."""
         try:
-            drafter = session.drafter(self.engine.choose(method), None, False, True, DraftOptions())
+            drafter = session.drafter(self.engine.choose(method), DraftOptions())
             return drafter if drafter.dry_step() else None
         except Exception as error:  # as in a request: it costs the method, not the rest
             self.notes.append(f"{method} was not measured: {first_line(error)}")

@@ -99,7 +99,9 @@ def test_switches_are_listed(command: Command, demo: Path, monkeypatch: pytest.M
     from edgespec.control.auto import Auto
 
     change = Auto._judge
-    monkeypatch.setattr(Auto, "_judge", lambda self: self._change(None, "a test") if self._seen < 20 else change(self))
+    monkeypatch.setattr(
+        Auto, "_judge", lambda self, control: self._change(None, "a test") if self._seen < 20 else change(self, control)
+    )
     shown = command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "auto", "--stats")
     line = next(line for line in shown.err.splitlines() if line.startswith("switched "))
     assert re.fullmatch(r"switched +round 1\d: [a-z-]+ to plain, a test", line)

@@ -7,33 +7,32 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import MOST_BUCKETS, Adaptive
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict
+from edgespec.control.adaptive import MOST_BUCKETS, Adaptive, Control
+from edgespec.decoding.drafter import EMPTY, Drafter, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel, expected_tokens
 from edgespec.plugins.paradecode.drafter import LayersRun
+from tests.support.rounds import Rounds
 from tests.support.timed_toy import Clock, Guesser, controlled, run
 from tests.support.toy import FixedCosts, Scripted, chain, emitted, hash_logits, hash_target, plain
 
 COST = {1: 1.0, 2: 1.2}  # a fifth of a pass for each further row
-NOTHING = Pass(np.zeros((1, 1), np.float32))
 
 
-def replay(adaptive: Adaptive, rates: Callable[[int], float], rounds: int, budget: int = 8, seed: int = 0) -> list[int]:
+def replay(control: Control, rates: Callable[[int], float], rounds: int, budget: int = 8, seed: int = 0) -> list[int]:
     """Lengths of the proposals of ``rounds`` rounds, each guess of round i accepted with probability ``rates(i)``."""
-    rng = np.random.default_rng(seed)
+    rng, driven = np.random.default_rng(seed), Rounds(control)
     lengths = []
     for i in range(rounds):
-        proposal = adaptive.propose([1], budget)
+        proposal = driven.propose([1], budget)
         accepted = 0
         while accepted < len(proposal) and rng.random() < rates(i):
             accepted += 1
-        adaptive.observe(proposal, Verdict(range(accepted), 0), NOTHING)
+        driven.learn(proposal, range(accepted))
         lengths.append(len(proposal))
     return lengths
 
@@ -56,66 +55,66 @@ class Full(Scripted):
 
 @pytest.mark.parametrize("cheap", [False, True])
 def test_it_falls_back_when_guesses_are_wrong(cheap: bool) -> None:
-    adaptive = Adaptive(Full(cheap), FixedCosts(COST, 0.1))
-    lengths = replay(adaptive, lambda i: 0.05, 1000)
+    control = Control(Full(cheap), FixedCosts(COST, 0.1))
+    lengths = replay(control, lambda i: 0.05, 1000)
     assert sum(n > 0 for n in lengths) < 45
-    assert adaptive.plain + adaptive.drafted == 1000
-    assert adaptive.probes >= 5
-    assert "did not pay" in adaptive.reason
-    assert adaptive.drafted == sum(n > 0 for n in lengths)
+    assert control.plain + control.drafted == 1000
+    assert control.probes >= 5
+    assert "did not pay" in control.reason
+    assert control.drafted == sum(n > 0 for n in lengths)
 
 
 @pytest.mark.parametrize("cheap", [False, True])
 def test_it_drafts_long_when_guesses_are_right(cheap: bool) -> None:
-    adaptive = Adaptive(Full(cheap), FixedCosts(COST, 0.05))
-    lengths = replay(adaptive, lambda i: 0.9, 300)
+    control = Control(Full(cheap), FixedCosts(COST, 0.05))
+    lengths = replay(control, lambda i: 0.9, 300)
     assert np.mean(lengths[100:]) > 4
-    assert adaptive.plain < 30
-    assert adaptive.reason.startswith("drafting is on")
+    assert control.plain < 30
+    assert control.reason.startswith("drafting is on")
 
 
 def test_a_good_but_costly_drafter_is_found_out_by_probes() -> None:
-    lengths = replay(Adaptive(Full(), FixedCosts(COST, 0.35)), lambda i: 0.93, 400)
+    lengths = replay(Control(Full(), FixedCosts(COST, 0.35)), lambda i: 0.93, 400)
     assert np.mean([n > 0 for n in lengths[200:]]) > 0.9
 
 
 def test_probes_come_after_16_rounds_and_ever_more_rarely_up_to_128() -> None:
-    adaptive = Adaptive(Full(), FixedCosts({1: 1.0, 2: 2.0}, 0.5))
-    lengths = replay(adaptive, lambda i: 0.0, 700)
+    control = Control(Full(), FixedCosts({1: 1.0, 2: 2.0}, 0.5))
+    lengths = replay(control, lambda i: 0.0, 700)
     at = [i for i, n in enumerate(lengths) if n]
     assert lengths[at[1]] == 2
     assert np.diff(at).tolist() == [33, 65, 129, 129, 129, 129]
 
 
 def test_it_starts_again_when_the_text_changes() -> None:
-    adaptive = Adaptive(Full(), FixedCosts(COST, 0.05))
-    lengths = replay(adaptive, lambda i: 0.02 if i < 300 else 0.95, 800)
+    control = Control(Full(), FixedCosts(COST, 0.05))
+    lengths = replay(control, lambda i: 0.02 if i < 300 else 0.95, 800)
     assert np.mean([n > 0 for n in lengths[50:300]]) < 0.1
     assert np.mean([n > 0 for n in lengths[600:]]) > 0.9
 
 
 def test_even_perfect_guesses_are_not_probed_for_ever_if_they_cannot_pay() -> None:
-    lengths = replay(Adaptive(Full(), FixedCosts({1: 1.0, 2: 2.0}, 1.0)), lambda i: 1.0, 500)
+    lengths = replay(Control(Full(), FixedCosts({1: 1.0, 2: 2.0}, 1.0)), lambda i: 1.0, 500)
     assert sum(n > 0 for n in lengths) == 6
 
 
 def test_without_fallback_it_always_drafts() -> None:
-    adaptive = Adaptive(Full(), FixedCosts(COST, 0.5), fallback=False)
-    assert set(replay(adaptive, lambda i: 0.0, 100)) == {1}
+    control = Control(Full(), FixedCosts(COST, 0.5), fallback=False)
+    assert set(replay(control, lambda i: 0.0, 100)) == {1}
 
 
 def test_each_bucket_has_its_own_record() -> None:
     turn = iter(range(10**6))
     inner = Full(cheap=True, bucket=lambda: next(turn) % 2)
-    adaptive = Adaptive(inner, FixedCosts(COST, 0.0))
+    driven = Rounds(Control(inner, FixedCosts(COST, 0.0)))
     rng = np.random.default_rng(0)
     lengths: dict[int, list[int]] = {0: [], 1: []}
     for i in range(600):
-        proposal = adaptive.propose([1], 8)
+        proposal = driven.propose([1], 8)
         accepted = 0
         while accepted < len(proposal) and rng.random() < (0.05, 0.9)[i % 2]:
             accepted += 1
-        adaptive.observe(proposal, Verdict(range(accepted), 0), NOTHING)
+        driven.learn(proposal, range(accepted))
         lengths[i % 2].append(len(proposal))
     assert np.mean([n > 0 for n in lengths[0]]) < 0.15
     assert np.mean(lengths[1][100:]) > 4
@@ -124,9 +123,9 @@ def test_each_bucket_has_its_own_record() -> None:
 
 def test_a_costly_drafter_is_not_run_for_nothing() -> None:
     inner = Full()
-    adaptive = Adaptive(inner, FixedCosts({1: 1.0, 2: 2.0}, 1.0))
-    replay(adaptive, lambda i: 0.0, 100)
-    assert len(inner.budgets) == adaptive.probes
+    control = Control(inner, FixedCosts({1: 1.0, 2: 2.0}, 1.0))
+    replay(control, lambda i: 0.0, 100)
+    assert len(inner.budgets) == control.probes
 
 
 def test_the_rows_of_a_tree_are_paid_for() -> None:
@@ -135,39 +134,40 @@ def test_the_rows_of_a_tree_are_paid_for() -> None:
     inner = Scripted(lambda tokens, budget: tree.truncated(budget))
     inner.cheap = True
     inner.observe = lambda *args: None  # type: ignore[method-assign]
-    steep = Adaptive(inner, FixedCosts({1: 1.0, 11: 1.3, 21: 4.0}, 0.0))
-    flat = Adaptive(inner, FixedCosts({1: 1.0, 21: 1.1}, 0.0))
-    for adaptive, depth in ((steep, 1), (flat, 2)):
+    steep = Control(inner, FixedCosts({1: 1.0, 11: 1.3, 21: 4.0}, 0.0))
+    flat = Control(inner, FixedCosts({1: 1.0, 21: 1.1}, 0.0))
+    for control, depth in ((steep, 1), (flat, 2)):
+        driven = Rounds(control)
         for _ in range(50):
-            proposal = adaptive.propose([1], 4)
+            proposal = driven.propose([1], 4)
             deep = max((proposal.depth(i) for i in range(len(proposal))), default=0)
-            adaptive.observe(proposal, Verdict([0, 10][:deep], 0), NOTHING)
+            driven.learn(proposal, [0, 10][:deep])
         assert deep == depth
 
 
 def test_the_clock_teaches_the_cost_unless_a_seeded_text_would_depend_on_it() -> None:
     for seeded in (False, True):
-        adaptive = Adaptive(Full(), CostModel(COST, 0.05))
-        adaptive.begin(DraftRequest([], SamplingParams(1.0, seed=1) if seeded else SamplingParams(), Noise(1)))
-        for _ in range(40):
-            proposal = adaptive.propose([1], 4)
-            adaptive.observe(proposal, Verdict(range(len(proposal)), 0), NOTHING)
+        control = Control(Full(), CostModel(COST, 0.05))
+        driven = Rounds(control, params=SamplingParams(1.0, seed=1) if seeded else SamplingParams())
+        drafted = []
+        for _ in range(48):
+            proposal = driven.propose([1], 4)
+            drafted.append(len(proposal) > 0)
             # On this machine a pass costs as much for each row, and so does each guess.
-            adaptive.timed(proposal, RoundTime(10.0 * len(proposal), 10.0 * (len(proposal) + 1), len(proposal) + 1))
-            adaptive.timed(EMPTY, RoundTime(0.0, 10.0, 1))
-        before = adaptive.drafted
-        for _ in range(8):
-            adaptive.propose([1], 4)
-        assert (adaptive.drafted - before > 4) is seeded
+            time = RoundTime(10.0 * len(proposal), 10.0 * (len(proposal) + 1), len(proposal) + 1)
+            driven.learn(proposal, range(len(proposal)), time)
+            driven.learn(EMPTY, (), RoundTime(0.0, 10.0, 1))
+        assert (sum(drafted[40:]) > 4) is seeded
 
 
 def test_what_a_drafter_missed_does_not_count_as_the_cost_of_its_steps() -> None:
     inner = Full()
-    adaptive = Adaptive(inner, CostModel(COST, 0.05))
+    control = Control(inner, CostModel(COST, 0.05), prior=0.9)
+    driven = Rounds(control)
     for inner.caught_up in (False, True):
-        assert not adaptive.cost.timings.drafts
-        adaptive.timed(chain([1, 2]), RoundTime(8.0, 10.0, 3))
-    assert {k: list(times) for k, times in adaptive.cost.timings.drafts.items()} == {2: [8.0]}
+        assert not control.cost.timings.drafts
+        driven.learn(driven.propose([1], 2), (0,), RoundTime(8.0, 10.0, 3))
+    assert {k: list(times) for k, times in control.cost.timings.drafts.items()} == {2: [8.0]}
 
 
 def test_the_clock_of_the_loop_reaches_it() -> None:
@@ -175,7 +175,7 @@ def test_the_clock_of_the_loop_reaches_it() -> None:
     inner = Scripted(lambda tokens, budget: chain(plain(truth, 11, tokens, budget)))
     cost = CostModel(COST, 0.05)
     stats = Stats()
-    list(decode(hash_target(1), Adaptive(inner, cost, fallback=False), [1], DecodeOptions(60, 4), stats))
+    list(decode(hash_target(1), Adaptive([Control(inner, cost, fallback=False)]), [1], DecodeOptions(60, 4), stats))
     assert stats.dropped_reason is None
     assert cost.timings.passes
     assert cost.timings.drafts
@@ -192,44 +192,45 @@ def test_a_seeded_text_depends_on_nothing_but_the_request() -> None:
         return Proposal(np.array(drawn), None, np.repeat(q[:1], budget, 0))
 
     options = DecodeOptions(40, 4, sampling=SamplingParams(1.0, seed=7))
-    fresh = emitted(hash_target(1), Adaptive(Scripted(guess), CostModel(COST, 0.05)), [1], options)
-    used = Adaptive(Scripted(guess), CostModel(COST, 0.05))
+    fresh = emitted(hash_target(1), Adaptive([Control(Scripted(guess), CostModel(COST, 0.05))]), [1], options)
+    used = Adaptive([control := Control(Scripted(guess), CostModel(COST, 0.05))])
     for ms in (1.0, 50.0):
         for _ in range(20):
-            used.timed(chain([1] * int(ms % 7)), RoundTime(ms, 3 * ms, 1 + int(ms % 7)))
+            control.cost.observe_verify(1 + int(ms % 7), 3 * ms)
+            control.cost.observe_draft(int(ms % 7), ms)
         emitted(hash_target(2), used, [3], DecodeOptions(50, 4))
     assert emitted(hash_target(1), used, [1], options) == fresh
 
 
 def test_buckets_without_end_are_forgotten() -> None:
     bucket = iter(range(10 * MOST_BUCKETS))
-    adaptive = Adaptive(Full(cheap=True, bucket=lambda: next(bucket)), FixedCosts(COST, 0.1))
-    lengths = replay(adaptive, lambda i: 0.9, 5 * MOST_BUCKETS)
+    control = Control(Full(cheap=True, bucket=lambda: next(bucket)), FixedCosts(COST, 0.1))
+    lengths = replay(control, lambda i: 0.9, 5 * MOST_BUCKETS)
     assert all(lengths)
-    assert len(adaptive._buckets) == len(adaptive.learned.evidence) == MOST_BUCKETS
+    assert len(control._buckets) == len(control.learned.evidence) == MOST_BUCKETS
 
 
 @pytest.mark.parametrize("most, said", [(1, "1 guess at"), (2, "2 guesses at"), (3, "3 guesses at")])
 def test_it_says_how_many_guesses_it_drafts(most: int, said: str) -> None:
-    adaptive = Adaptive(Full(), CostModel({1: 1.0, 16: 1.01}, 0.0), gamma_max=most, prior=0.9)
-    adaptive.propose([1], 8)
-    assert said in adaptive.reason
+    control = Control(Full(), CostModel({1: 1.0, 16: 1.01}, 0.0), gamma_max=most, prior=0.9)
+    replay(control, lambda i: 1.0, 1)
+    assert said in control.reason
 
 
 @pytest.mark.parametrize("at_once, steps", [(True, 1), (False, 3)])
 def test_guesses_made_at_once_are_priced_as_one_step(at_once: bool, steps: int) -> None:
     inner = Full()
     inner.steps_at_once = at_once
-    adaptive = Adaptive(inner, CostModel({1: 1.0, 4: 1.5}, 0.25))
-    assert adaptive.price(chain([1, 2, 3])) == 0.25 * steps + 1.5
-    assert adaptive.price(EMPTY) == 1.0
+    control = Control(inner, CostModel({1: 1.0, 4: 1.5}, 0.25))
+    assert control.price(chain([1, 2, 3])) == 0.25 * steps + 1.5
+    assert control.price(EMPTY) == 1.0
 
 
 def test_it_says_what_it_decided() -> None:
-    adaptive = Adaptive(Plain(), CostModel())
-    assert (adaptive.name, adaptive.reason) == ("ar", "nothing was decoded yet")
-    list(decode(hash_target(0), adaptive, [1], DecodeOptions(2)))
-    assert adaptive.reason == "the drafter found nothing to propose"
+    policy = Adaptive([Control(Plain(), CostModel())])
+    assert (policy.name, policy.reason) == ("ar", "nothing was decoded yet")
+    list(decode(hash_target(0), policy, [1], DecodeOptions(2)))
+    assert policy.reason == "the drafter found nothing to propose"
 
 
 @pytest.mark.parametrize("prior", [0.03, 0.33])
@@ -240,7 +241,7 @@ def test_what_pays_for_several_guesses_is_found_where_the_first_is_dear(
     clock, curve = Clock(), {1: 1.0, 4: 1.05, 8: 1.4}
     guesser = Guesser(lambda _: 0.8, 0.1, clock, first=0.23)
     control = controlled(guesser, curve, prior, 0.8)
-    made = run(monkeypatch, control, clock, curve, 1024)
+    made = run(monkeypatch, Adaptive([control]), clock, curve, 1024)
     best = max(expected_tokens(0.8, k) / (0.23 + 0.1 * k + control.cost.v(k + 1)) for k in range(1, 9))
     assert best > 1.4
     assert 1024 / made.steps > 0.95 * best
@@ -259,15 +260,14 @@ def test_an_exit_that_was_asked_and_not_sure_has_cost_its_time(sure: float, took
 
     cost = CostModel({1: 1.0, 2: 1.0})
     cost.observe_verify(1, 10.0, times=20)
-    adaptive = Adaptive(Scripted(flight), cost, gamma_max=1, prior=0.9)
+    driven = Rounds(Control(Scripted(flight), cost, gamma_max=1, prior=0.9))
     asked = []
     for _ in range(400):
-        proposal = adaptive.propose([1], 1)
+        proposal = driven.propose([1], 1)
         asked.append(proposal.head_start is not None)
-        seen = Pass(np.zeros((1 + len(proposal), 1), np.float32))
-        adaptive.observe(proposal, Verdict(range(len(proposal)), 0), seen)
         ms = 10.0 * (took - 0.25) if asked[-1] else 0.0
-        adaptive.timed(proposal, RoundTime(ms, 2.5 if asked[-1] else 10.0, 1 + len(proposal), False))
+        time = RoundTime(ms, 2.5 if asked[-1] else 10.0, 1 + len(proposal), False)
+        driven.learn(proposal, range(len(proposal)), time)
     late = asked[200:]
     assert (sum(late) > 150) if goes_on else (sum(late) < 50)
 
@@ -280,11 +280,10 @@ class Sure(Drafter):
     def __init__(self, share: float) -> None:
         self.rng, self.share = np.random.default_rng(1), share  # of guesses that are likely right
 
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
+    def propose_until(self, tokens: list[int], budget: int, least_gain: Callable[[int], float]) -> Proposal:
         self.chances = np.where(self.rng.random(budget) < self.share, 0.97, 0.3)
-        reach, least = np.cumprod(self.chances), self.least_gain
-        assert least is not None
-        count = next((n for n in range(1, budget) if reach[n - 1] * self.mean < least(n)), budget)
+        reach = np.cumprod(self.chances)
+        count = next((n for n in range(1, budget) if reach[n - 1] * self.mean < least_gain(n)), budget)
         return Proposal(np.zeros(count, np.int64))
 
 
@@ -293,14 +292,14 @@ def test_a_drafter_that_stops_by_itself_is_told_what_a_guess_must_gain(share: fl
     """Faster than any length that is always drafted; where nothing pays, hardly slower than plain decoding."""
     inner, costs = Sure(share), FixedCosts({1: 1.0, 2: 1.03, 8: 1.3}, cost)
     inner.mean = share * 0.97 + (1 - share) * 0.3
-    adaptive, tokens, steps = Adaptive(inner, costs, prior=inner.mean), 0, 0.0
+    driven, tokens, steps = Rounds(Control(inner, costs, prior=inner.mean)), 0, 0.0
     rng = np.random.default_rng(2)
     for _ in range(3000):
-        proposal = adaptive.propose([1], 8)
+        proposal = driven.propose([1], 8)
         count = len(proposal)
         wrong = rng.random(count) >= inner.chances[:count] if count else np.zeros(0, bool)
         right = int(wrong.argmax()) if wrong.any() else count
-        adaptive.observe(proposal, Verdict(range(right), 0), NOTHING)
+        driven.learn(proposal, range(right))
         tokens, steps = tokens + right + 1, steps + costs.d(count) + costs.v(count + 1)
     fixed = max(expected_tokens(inner.mean, n) / (costs.d(n) + costs.v(n + 1)) for n in range(1, 9))
     assert tokens / steps > max(1.03 * fixed, 0.97), (tokens / steps, fixed)

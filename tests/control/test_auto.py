@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive
-from edgespec.control.auto import AGAIN, CHECK, CREDIT, FULL, LONGEST_AGAIN, SHARE, Arm, Auto, Candidate
+from edgespec.control.adaptive import Adaptive, Control
+from edgespec.control.auto import CHECK, SHARE, Auto, Candidate
+from edgespec.control.learned import AGAIN, CREDIT, FULL, LONGEST_AGAIN, Standing
 from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.stats import PLAIN
 from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, Rates, controlled, run, text
@@ -41,8 +42,8 @@ class Case:
             candidates.append(Candidate(name, promise, self._maker(guesser, c, prior), cheap, *start))
         self.switch = Auto(candidates)
 
-    def _maker(self, guesser: Guesser, c: float, prior: float) -> Callable[[], Adaptive]:
-        def make() -> Adaptive:
+    def _maker(self, guesser: Guesser, c: float, prior: float) -> Callable[[], Control]:
+        def make() -> Control:
             self.made.append(guesser.name)
             return controlled(guesser, self.curve, c, prior)
 
@@ -93,7 +94,7 @@ def test_one_cheap_candidate_costs_at_most_3_percent_however_many_kinds_its_gues
     case = Case(CURVES[curve], [("ngram", never, 0.0, 1.0, 0.5, True)])
     assert case.run(monkeypatch).counted / 512 <= 1.03
     # control alone, which gives every kind a chance of its own, has no such limit
-    assert case.switch.name in ("ngram", PLAIN)
+    assert case.switch.in_use in ("ngram", PLAIN)
 
 
 def test_looking_that_takes_time_is_paid_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,7 @@ def test_gains_are_found_as_control_alone_finds_them(
 ) -> None:
     clock = Clock()
     alone = controlled(Guesser(always(rate), c, clock), CURVES[curve], c, rate)
-    wanted = run(monkeypatch, alone, clock, CURVES[curve], 1024).steps
+    wanted = run(monkeypatch, Adaptive([alone]), clock, CURVES[curve], 1024).steps
     found = three(CURVES[curve], c, always(rate), rate).run(monkeypatch, 1024).steps
     assert found <= 1.07 * wanted
 
@@ -140,7 +141,7 @@ def test_the_best_promise_begins_and_stays_while_it_pays(monkeypatch: pytest.Mon
     made = case.run(monkeypatch, 300)
     assert made.switches == []
     assert case.made == ["draft", "ngram"]  # nothing else costly was even loaded
-    assert (case.switch.used, case.switch.name) == ("draft", "draft")
+    assert (case.switch.used, case.switch.in_use) == ("draft", "draft")
     assert made.loss < -0.4
     assert made.stats.as_dict()["switches"] == []
 
@@ -169,7 +170,7 @@ def test_one_that_must_see_a_text_from_its_start_waits_for_the_next(monkeypatch:
     case = Case(INT4, specs)
     case.run(monkeypatch, new=64)
     assert case.made == ["draft"]
-    assert case.switch.name == PLAIN
+    assert case.switch.in_use == PLAIN
     case.run(monkeypatch, new=64)
     assert case.switch.used == "eagle"
     assert case.switch.rounds[1] > 8
@@ -181,7 +182,7 @@ def test_a_promise_much_beyond_what_is_measured_is_tried(monkeypatch: pytest.Mon
     case = Case(INT4, specs)
     made = case.run(monkeypatch, 600)
     assert ("draft", "heads") in [switch[1:] for switch in made.switches]
-    assert case.switch.name == "heads"
+    assert case.switch.in_use == "heads"
 
 
 def test_what_was_never_tried_is_tried_where_it_promises_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +237,7 @@ def test_what_was_learned_stays_on_the_lane_and_is_said(monkeypatch: pytest.Monk
 
 def test_without_fallback_the_first_one_always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    control = Adaptive(Guesser(never, 0.5, clock, name="draft"), controlled(Scripted(lambda *_: Proposal(
+    control = Control(Guesser(never, 0.5, clock, name="draft"), controlled(Scripted(lambda *_: Proposal(
         np.empty(0, np.int64))), STOCK, 0.5).cost, fallback=False)  # fmt: skip
     switch = Auto([Candidate("draft", 1.4, lambda: control), Candidate("ngram", 1.0, pytest.fail, cheap=True)],
                     fallback=False)  # fmt: skip
@@ -250,24 +251,26 @@ def test_nothing_drafted_means_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -
         Scripted(lambda tokens, budget: Proposal(np.empty(0, np.int64))), INT4, 0.0), cheap=True)])  # fmt: skip
     run(monkeypatch, switch, Clock(), INT4, 20)
     assert switch.used == "ngram"
-    switch._take(None)
-    assert (switch.used, switch.name) == ("ar", PLAIN)
+    switch.candidates[0].standing.back_off("did not pay")
+    run(monkeypatch, switch, Clock(), INT4, 20)
+    assert (switch.used, switch.in_use) == ("ar", PLAIN)
     with pytest.raises(ValueError, match="at least one candidate"):
         Auto([])
 
 
 def test_a_budget_bounds_what_a_candidate_may_lose() -> None:
-    arm = Arm()
-    assert (arm.stake, arm.ready(0)) == (CREDIT / 2, True)
-    arm.pay(-100)
-    assert (arm.budget, arm.stake) == (FULL, float("inf"))
-    arm.pay(100)
-    assert (arm.budget, arm.stake, arm.exhausted) == (-CREDIT, 0.0, True)
-    assert "lost what looking may cost" in arm.past(0)
-    arm = Arm()
+    one = Standing()
+    assert (one.round_loss_limit, one.ready) == (CREDIT / 2, True)
+    one.charge(-100)
+    assert (one.budget, one.round_loss_limit) == (FULL, float("inf"))
+    one.charge(100)
+    assert (one.budget, one.round_loss_limit, one.exhausted) == (-CREDIT, 0.0, True)
+    assert "lost what looking may cost" in one.past
+    one = Standing()
     waits = []
     for _ in range(10):
-        arm.put_off(0, "failed")
-        waits.append(arm.until)
+        one.back_off("failed")
+        waits.append(one.until)
     assert waits == [min(AGAIN * 2**i, LONGEST_AGAIN) for i in range(10)]
-    assert arm.past(1) == "failed"
+    one.accrue(0.0)
+    assert (one.now, one.past) == (1, "failed")

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.auto import Auto, Candidate
-from edgespec.control.chain import Chain
 from edgespec.control.estimator import Evidence
-from edgespec.decoding.drafter import EMPTY, HIDDEN, Drafter, DraftRequest, Proposal
+from edgespec.decoding.drafter import EMPTY, HIDDEN, Proposal
 from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, decode, run_pass
+from edgespec.decoding.policy import Ask
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, Stats
 from edgespec.decoding.target import HeadTarget
@@ -22,6 +22,7 @@ from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
 from tests.control.test_auto import always, three
 from tests.support.reference import FunctionTarget
+from tests.support.rounds import Rounds
 from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, controlled, run, text
 from tests.support.toy import Scripted, emitted, exact, hash_logits, hash_target, plain
 
@@ -35,14 +36,14 @@ class Forced(Auto):
         super().__init__(candidates)
         self.every = every
 
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
+    def choose(self, tokens: list[int], budget: int) -> Sequence[Ask]:
         if self._seen and self._seen % self.every == 0:
             active = self._in_use.which
             following = 0 if active is None else active + 1
             self._change(following if following < len(self.candidates) else None, "forced")
-        return super().propose(tokens, budget)
+        return super().choose(tokens, budget)
 
-    def _judge(self) -> None:
+    def _judge(self, control: Control) -> None:
         pass
 
 
@@ -63,17 +64,20 @@ def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> 
     """Nothing is drafted for a while; then the draft reads the whole text, so many tokens at a time as it is told."""
     draft, asked, written = Reader(3), list[int](), list[int]()
     prompt = [1] * 150
-    control = Adaptive(Speculative(draft, 11), CostModel({1: 1.0, 2: 1.05}, 0.1))
-    drafter: Drafter = Chain([Scripted(lambda *_: EMPTY), control]) if around == "chain" else control
+    control = Control(Speculative(draft, 11), CostModel({1: 1.0, 2: 1.05}, 0.1))
+    never = Scripted(lambda *_: EMPTY)
+    never.cheap = True
+    before = [Control(never, CostModel())] if around == "chain" else []
+    policy: Adaptive = Adaptive([*before, control])
     if around == "auto":
-        drafter = switch = Auto([Candidate("speculative", 2.0, lambda: control)])
-        switch.arms.each[0].until = 40
+        policy = switch = Auto([Candidate("speculative", 2.0, lambda: control)])
+        switch.candidates[0].standing.until = 40
     else:
         control.learned.evidence[0] = Evidence(
             (99.0,), (0.0,)
         )  # its guesses were wrong so far: it waits before it tries again
     target = hash_target(3)
-    driven = decode(target, drafter, prompt, DecodeOptions(120, 4), stats := Stats(), run=None, pieces=True)
+    driven = decode(target, policy, prompt, DecodeOptions(120, 4), stats := Stats(), run=None, pieces=True)
     item = next(driven, None)
     while item is not None:
         if isinstance(item, PrefillRequest):
@@ -95,7 +99,7 @@ def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> 
     assert lefts[:10] == list(range(lefts[0], lefts[0] - 160, -16))
 
 
-def _guess(name: str, seed: int, right: int) -> Callable[[], Adaptive]:
+def _guess(name: str, seed: int, right: int) -> Callable[[], Control]:
     """Chains of which every ``right``-th guess is wrong."""
     truth = hash_logits(seed, 11)
 
@@ -131,7 +135,7 @@ def test_the_distribution_of_sampled_text_is_the_targets(every: int) -> None:
 
     vocab, truth = 5, hash_logits(2, 5, 3)
 
-    def guess(flip: int) -> Callable[[], Adaptive]:
+    def guess(flip: int) -> Callable[[], Control]:
         q = np.full(vocab, 1 / vocab)
 
         def drawn(tokens: list[int], budget: int) -> Proposal:
@@ -160,17 +164,17 @@ def test_a_seeded_text_depends_on_nothing_but_the_request(monkeypatch: pytest.Mo
     assert expected.stats.drafted > 100
     used = three(INT4, 0.1, always(0.6), draws=True)
     used.run(monkeypatch, 500, sampling=SamplingParams(1.0))
-    used.switch.arms.each[0].budget = 0.0
-    used.curve = DEAR
+    used.switch.candidates[0].standing.budget = 0.0
+    used.curve, now = DEAR, used.switch.candidates[0].standing.now
     for guesser in used.guessers.values():
         guesser.c *= 7
     again = used.run(monkeypatch, 600, sampling=seeded)
     assert again.tokens == expected.tokens
     assert again.switches == expected.switches
     assert again.stats.histogram == expected.stats.histogram
+    assert used.switch.candidates[0].standing.now == now
     free = used.run(monkeypatch, 600, sampling=SamplingParams(1.0))
     assert free.stats.drafted != expected.stats.drafted
-    assert used.switch._arms is used.switch.arms
 
 
 def test_seeded_requests_switch_by_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +207,11 @@ def test_a_candidate_that_fails_is_dropped_alone(monkeypatch: pytest.MonkeyPatch
     assert case.switch.used == "heads"
     assert made.loss < -0.2
     # it is in again in the next request, once its time has come
-    arms = case.switch.arms
-    assert not arms.each[0].ready(arms.now)
+    standing = case.switch.candidates[0].standing
+    assert not standing.ready
     assert "broken" in case.run(monkeypatch, 20).stats.switches[0]["why"]
-    assert arms.each[0].ready(arms.each[0].until)
+    standing.now = standing.until
+    assert standing.ready
 
 
 def test_nonsense_guesses_cost_a_candidate_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,19 +257,22 @@ def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pyt
 
     found = []
     for _ in decode(target, switch, [1], DecodeOptions(30, 3)):
-        found.append((switch.name, target.keep_hidden))
+        found.append((switch.in_use, target.keep_hidden))
     assert {wanted for name, wanted in found if name == "b"} == {True}
     assert {wanted for name, wanted in found if name == "a"} == {False}
     assert seen
     assert all(seen)
 
 
-def test_a_width_reaches_whoever_is_in_use() -> None:
-    controls = [controlled(Scripted(lambda tokens, budget: Proposal(np.array([1]))), STOCK, 0.1) for _ in range(2)]
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_width_reaches_whoever_is_in_use(width: int) -> None:
+    """A row more is worth its time alone, and not where four requests draft at once."""
+    inner = [Scripted(lambda tokens, budget: Proposal(np.array([1]))) for _ in range(2)]
+    controls = [controlled(one, STOCK, 0.1, 0.6) for one in inner]
     switch = Forced([Candidate(f"g{i}", 1.2, partial(controls.__getitem__, i)) for i in range(2)], 2)
-    stats = Stats(width=4)
-    switch.begin(DraftRequest([1], stats=stats))
-    assert controls[0]._stats is stats
-    switch._change(1, "test")
-    switch.propose([1], 2)
-    assert controls[1]._stats is stats
+    rounds, drafted = Rounds(switch, width=width), []
+    for _ in range(4):
+        proposal = rounds.propose([1], 1)
+        drafted.append((switch.in_use, len(proposal)))
+        rounds.learn(proposal, range(len(proposal)))
+    assert drafted == [(name, int(width == 1)) for name in ("g0", "g0", "g1", "g1")]

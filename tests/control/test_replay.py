@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive, Learned
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.auto import Auto, Candidate
+from edgespec.control.learned import Learned
 from edgespec.decoding.drafter import Proposal
 from edgespec.drafters.ngram import NGram
 from edgespec.engine.known import known_rates
@@ -88,37 +89,37 @@ TAIL = 64  # tokens before the tail
 @pytest.mark.parametrize("pair", PAIRS)
 def test_auto_is_as_fast_as_the_best_method(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From token 65 on, over the method that is fastest on all texts; n-grams take no time."""
-    monkeypatch.setattr("edgespec.control.auto.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("edgespec.decoding.drafting.perf_counter", lambda: 0.0)
     trace = traces()[pair]
     texts = [text for text in trace.texts if len(text.tokens) > TAIL + 12]
     inner, learned, cheap = Recorded(trace), Learned(trace.costs()), Learned(cheap_costs(trace))
 
     changes = list[int]()
 
-    def draft() -> Adaptive:
-        return Adaptive(inner, learned, LONGEST, prior=prior(trace))
+    def draft() -> Control:
+        return Control(inner, learned, LONGEST, prior=prior(trace))
 
-    def ngram() -> Adaptive:
-        return Adaptive(NGram(), cheap, LONGEST)
+    def ngram() -> Control:
+        return Control(NGram(), cheap, LONGEST)
 
     switch = Auto([Candidate("recorded", draft().speed(LONGEST), draft), Candidate("ngram", 1.0, ngram, cheap=True)])
 
     def steps(count: int, by: str) -> float:
         return trace.steps(count) if by == "recorded" else cheap_costs(trace).v(count + 1)
 
-    def decode(text: Text, drafter: Adaptive | Auto) -> float:
+    def decode(text: Text, policy: Adaptive) -> float:
         inner.text = text
         by_text = ngram_right(text)
 
         def right(at: int, proposal: Proposal) -> int:
-            return text.right[at] if drafter.name == "recorded" else by_text(at, proposal)
+            return text.right[at] if policy.in_use == "recorded" else by_text(at, proposal)
 
-        speed = run(text, drafter, lambda count: steps(count, drafter.name), right, TAIL).speed
-        changes.append(len(switch._request.stats.switches))
-        return speed
+        made = run(text, policy, lambda count: steps(count, policy.in_use), right, TAIL)
+        changes.append(made.switches)
+        return made.speed
 
     speeds = {name: np.array([decode(text, made) for text in texts]) for name, made in
-              (("auto", switch), ("recorded", draft()), ("ngram", ngram()))}  # fmt: skip
+              (("auto", switch), ("recorded", Adaptive([draft()])), ("ngram", Adaptive([ngram()])))}  # fmt: skip
     best = max(speeds["recorded"].mean(), speeds["ngram"].mean())
     assert speeds["auto"].mean() >= 0.95 * best
     assert max(changes) <= 3

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive
-from edgespec.control.chain import Chain
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.noise import BLOCK, Noise
 from edgespec.decoding.noise import DRAFT as DRAWING
+from edgespec.decoding.policy import Ask, Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import SkipSet
 from edgespec.decoding.verify import EXACT, Accept
@@ -41,20 +41,20 @@ TABLE = _rng.normal(size=(VOCAB,) * 3) * 1.3
 DRAFT = TABLE + _rng.normal(size=TABLE.shape) * 0.8
 Q = _rng.dirichlet(np.ones(VOCAB), VOCAB)
 
-DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
+DRAFTERS: dict[str, Callable[[TableTarget], Policy | Drafter]] = {
     "ar": lambda target: Plain(),
     "ngram": lambda target: NGram(),
     "draft model": lambda target: Speculative(TableTarget(DRAFT), VOCAB),
-    "self-spec": lambda target: stopping(SelfSpec(target, SkipSet((0,)))),
-    "swift chain": lambda target: swift(target, (1,)),
-    "swift with siblings": lambda target: swift(target, None),
-    "chain of drafters": lambda target: Chain([NGram(), swift(target, (2,))]),
+    "self-spec": lambda target: Stopping([SelfSpec(target, SkipSet((0,)))]),
+    "swift chain": lambda target: Stopping([swift(target, (1,))]),
+    "swift with siblings": lambda target: Stopping([swift(target, None)]),
+    "chain of drafters": lambda target: Policy([NGram(), swift(target, (2,))]),
     "own proposer": lambda target: UserDrafter(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
     "comb": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)),
     "full tree": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(3, 2)),
     "comb of a cut head": lambda target: Speculative(CutTarget(DRAFT, [3, 0, 1]), VOCAB, branch=(2,)),
     "adaptive comb": lambda target: Adaptive(
-        Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)), CostModel({1: 1, 2: 1.1}, 0.1), 2
+        [Control(Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)), CostModel({1: 1, 2: 1.1}, 0.1), 2)]
     ),
     "tree without replacement": lambda target: SampledTree(Q, [3, 2], False),
 }
@@ -67,13 +67,18 @@ def swift(target: TableTarget, branch: tuple[int, ...] | None) -> SelfSpec:
     if branch:  # rows are free: siblings pay
         costs = CostModel({1: 1.0, 2: 1.0}, 0.2)
     search = OnlineSearch(4, SkipSet((1,)), step, costs.v)
-    return stopping(Swift(target, search, step, costs, branch=branch or (3,)))
+    return Swift(target, search, step, costs, branch=branch or (3,))
 
 
-def stopping(drafter: SelfSpec) -> SelfSpec:
-    """Let drafts stop where the first guess is one that is right in less than .7 of all cases."""
-    drafter.least_gain = lambda depth: 0.7 * drafter.confidence.mean
-    return drafter
+class Stopping(Policy):
+    """Lets drafts stop where the first guess is one that is right in less than .7 of all cases."""
+
+    def choose(self, tokens: list[int], budget: int) -> list[Ask]:
+        return [Ask(one, budget, self._gain(one)) for one in self.drafters]
+
+    def _gain(self, drafter: Drafter) -> Callable[[int], float]:
+        assert isinstance(drafter, SelfSpec)
+        return lambda depth: 0.7 * drafter.confidence.mean
 
 
 PLAIN_SAMPLING = SamplingParams(1.0)

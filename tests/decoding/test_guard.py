@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.drafter import EMPTY, Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import Stats
@@ -59,8 +59,8 @@ NONSENSE: dict[tuple[str, str], Callable[[], Any]] = {
     ("a token too large", "vocabulary"): lambda: chain([VOCAB]),
     ("layers that ran", "cannot resume"): lambda: resumed([[0.0]] * 3, [1, 2]),
     ("layers that ran without a guess", "cannot resume"): lambda: resumed([[0.0]], []),
-    ("nothing at all", "TypeError"): lambda: None,
-    ("a list", "AttributeError"): lambda: [1, 2],
+    ("nothing at all", "expected a Proposal, got NoneType"): lambda: None,
+    ("a list", "expected a Proposal, got list"): lambda: [1, 2],
 }
 
 
@@ -101,7 +101,7 @@ def test_a_drop_says_where(where: str) -> None:
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_drafter_that_never_has_a_guess_costs_nothing(adaptive: bool) -> None:
     drafter: Any = Scripted(lambda *_: EMPTY)
-    text, stats = watched(Adaptive(drafter, CostModel(), fallback=False) if adaptive else drafter)
+    text, stats = watched(Adaptive([Control(drafter, CostModel(), fallback=False)]) if adaptive else drafter)
     assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
     assert (stats.drops, stats.plain_rounds, stats.work_per_token) == ([], 25, 1.0)
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.cli.answer import stats_lines
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding import loop
-from edgespec.decoding.drafter import DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.settings import SHADOW
-from edgespec.decoding.stats import PLAIN, WINDOW, RoundTime, Stats
+from edgespec.decoding.stats import PLAIN, WINDOW, Expected, RoundTime, Stats
 from edgespec.decoding.target import Pass
 from edgespec.decoding.verify import Accept, verify
 from edgespec.drafters.plain import Plain
@@ -25,6 +25,7 @@ from edgespec.engine.engine import STATS_EVERY, Engine
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import CostModel
 from tests.conftest import PROMPTS
+from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts, Scripted, chain, hash_logits, hash_target, plain
 
 VOCAB = 11
@@ -52,13 +53,13 @@ def test_plain_decoding_is_the_measure_of_work() -> None:
     assert stats.recently() == {PLAIN: {"rounds": 25, "acceptance_rate": 0.0, "tokens_per_round": 1.0}}
 
 
-def add(stats: Stats, *figures: Any, shared: bool = False) -> None:
+def add(stats: Stats, *figures: Any, shared: bool = False, expected: Expected | None = None) -> None:
     """Count a round: (method, tokens, drafted, accepted, work, draft ms, verify ms)."""
     method, tokens, drafted, accepted, work, draft_ms, verify_ms = figures
     time = RoundTime(draft_ms, verify_ms, 1 + drafted, shared, method, tokens, drafted, accepted, work)
     stats.add(time, 0.0)
     if drafted:
-        stats.add_guesses(time, min(accepted + 1, drafted), True, True)
+        stats.add_guesses(time, min(accepted + 1, drafted), True, True, expected)
 
 
 ROUNDS = st.lists(
@@ -106,16 +107,16 @@ def test_the_keys_of_statistics_are_stable() -> None:
 
 
 def test_refused_rows_and_draft_steps_are_work() -> None:
-    stats = Stats(draft_steps=4, draft_step_cost=0.25)
-    add(stats, "a", 1, 4, 0, 5, 1.0, 2.0)  # five rows and four steps for a token
+    stats, four_steps = Stats(), Expected(1.0, 1.0, None, 4 * 0.25)
+    add(stats, "a", 1, 4, 0, 5, 1.0, 2.0, expected=four_steps)  # five rows and four steps for a token
     assert stats.work_per_token == 6
-    add(stats, "a", 5, 4, 4, 5, 1.0, 2.0)
+    add(stats, "a", 5, 4, 4, 5, 1.0, 2.0, expected=four_steps)
     assert stats.work_per_token == 2
     by_time = Stats()
     add(by_time, "a", 3, 2, 2, 3, 4.0, 6.0)  # a row takes 2 ms, so drafting was two rows
     assert by_time.work_per_token == pytest.approx(5 / 3)
-    ahead = Stats(draft_steps=1, draft_step_cost=0.5)  # layers that ran while drafting are not counted twice
-    add(ahead, "paradecode", 2, 1, 1, 2 * 0.5, 0.0, 1.0)
+    ahead = Stats()  # layers that ran while drafting are not counted twice
+    add(ahead, "paradecode", 2, 1, 1, 2 * 0.5, 0.0, 1.0, expected=Expected(1.0, 1.0, None, 0.5))
     assert ahead.work_per_token == 0.75
 
 
@@ -130,10 +131,10 @@ def test_a_round_in_which_an_exit_was_asked_is_no_plain_step() -> None:
 
 
 def test_prediction_is_held_against_the_clock() -> None:
-    stats = Stats(expected=(3.0, 2.0), control_plain_ms=10.0)
-    add(stats, "a", 2, 2, 1, 3, 4.0, 16.0)
+    stats, expected = Stats(), Expected(3.0, 2.0, 10.0, 0.0)
+    add(stats, "a", 2, 2, 1, 3, 4.0, 16.0, expected=expected)
     assert (stats.predicted_speedup, stats.measured_speedup) == (1.5, 1.0)
-    add(stats, "a", 9, 2, 2, 3, 4.0, 16.0, shared=True)  # others' rows were in that pass
+    add(stats, "a", 9, 2, 2, 3, 4.0, 16.0, shared=True, expected=expected)  # others' rows were in that pass
     add(stats, PLAIN, 1, 0, 0, 1, 0.0, 99.0)
     assert (stats.predicted_speedup, stats.measured_speedup) == (1.5, 1.0)
 
@@ -150,47 +151,47 @@ def test_recent_rounds_are_forgotten() -> None:
 
 
 def test_control_tells_what_it_expects_and_when_it_falls_back_and_comes_back() -> None:
-    adaptive = Adaptive(Scripted(lambda tokens, budget: chain([0] * budget)), FixedCosts({1: 1.0, 2: 1.2}, 0.05))
-    control = Stats()
-    adaptive.begin(DraftRequest([1], stats=control))
+    inner = Scripted(lambda tokens, budget: chain([0] * budget))
+    driven = Rounds(control := Control(inner, FixedCosts({1: 1.0, 2: 1.2}, 0.05)))
+    stats = driven.stats
     rng = np.random.default_rng(0)
     states = []
     for i in range(900):
-        proposal = adaptive.propose([1], 8)
+        proposal = driven.propose([1], 8)
         right = 0.95 if i < 200 or i >= 500 else 0.02
         accepted = 0
         while accepted < len(proposal) and rng.random() < right:
             accepted += 1
-        adaptive.inner.seen.clear()  # type: ignore[attr-defined]
-        verdict = Verdict(range(accepted), 0)
-        adaptive.observe(proposal, verdict, Pass(np.zeros((len(proposal) + 1, 1), np.float32)))
-        states.append((control.fallbacks, control.recoveries))
-        assert (control.expected is None) is (len(proposal) == 0)
+        inner.seen.clear()
+        assert (driven.drafting.expected(proposal) is None) is (len(proposal) == 0)
+        driven.learn(proposal, range(accepted))
+        states.append((stats.fallbacks, stats.recoveries))
     assert states[199] == (0, 0)
     assert states[499][0] >= 1
     assert states[-1][1] >= 1
     assert states[-1][0] - states[-1][1] in (0, 1)
-    assert control.probes == adaptive.probes > 0
+    assert stats.probes == control.probes > 0
 
 
 def test_expectation_is_that_of_the_formula() -> None:
-    adaptive = Adaptive(Scripted(right(4)), CostModel({1: 1.0, 2: 1.5}, 0.25), prior=0.5, fallback=False)
-    control = Stats()
-    adaptive.begin(DraftRequest([1], stats=control))
-    assert len(adaptive.propose([1, 2], 1)) == 1
-    assert control.expected == (1.5, 1.75)
-    assert control.control_plain_ms is None
-    adaptive.cost.observe_verify(1, 8.0, 8)
-    adaptive.propose([1, 2], 1)
-    assert control.control_plain_ms == 8.0
+    control = Control(Scripted(right(4)), CostModel({1: 1.0, 2: 1.5}, 0.25), prior=0.5, fallback=False)
+    driven = Rounds(control)
+    proposal = driven.propose([1, 2], 1)
+    assert len(proposal) == 1
+    assert driven.drafting.expected(proposal) == Expected(1.5, 1.75, None, 0.25)
+    control.cost.observe_verify(1, 8.0, 8)
+    expected = driven.drafting.expected(driven.propose([1, 2], 1))
+    assert expected is not None
+    assert expected.plain_ms == 8.0
 
 
 def test_a_request_counts_its_own_decisions() -> None:
-    adaptive = Adaptive(Scripted(lambda tokens, budget: chain([0] * budget)), CostModel({1: 1.0, 2: 2.0}, 0.5))
-    first, second = watched(adaptive, 200)[1], watched(adaptive, 200)[1]
-    assert first.probes + second.probes == adaptive.probes
-    assert first.probes > 0
-    assert first.drafted_rounds + first.plain_rounds == first.rounds
+    control = Control(Scripted(lambda tokens, budget: chain([0] * budget)), CostModel({1: 1.0, 2: 2.0}, 0.5))
+    policy = Adaptive([control])
+    for _ in range(2):
+        stats = watched(policy, 200)[1]
+        assert stats.probes == control.probes > 0
+        assert (stats.drafted_rounds, stats.plain_rounds) == (control.drafted, stats.rounds - control.drafted)
 
 
 # -- shadow checks -----------------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def test_the_keys_of_a_shadow_are_stable() -> None:
 def test_what_people_read() -> None:
     cost = CostModel({1: 1.0, 2: 1.1}, 0.0)
     cost.observe_verify(1, 1.0, 15)
-    _, stats = watched(Adaptive(Scripted(right(4)), cost, fallback=False), shadow=2)
+    _, stats = watched(Adaptive([Control(Scripted(right(4)), cost, fallback=False)]), shadow=2)
     stats.shadow_first = (3, 4, 5)
     text = "\n".join(stats_lines(stats))
     for part in ("rounds", "acceptance   100 %", "(last 64 rounds)", "predicted", "measured", "work", "back 0 times",

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.control.chain import Chain
 from edgespec.decoding.drafter import EMPTY, Drafter, Proposal
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.target import Pass
 from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter
@@ -91,9 +91,9 @@ def test_rounds_that_others_won(native: None, opened: Callable[[str], Made]) -> 
     made = opened("accepted")
     text, _ = made.write(made.recorder(), prompt(12), 24)
     recorder = made.recorder()
-    chain = Chain([Fork(text), recorder])
+    chain = Policy([Fork(text), recorder])
     assert made.write(recorder, prompt(12), 24, around=chain)[0] == text
-    assert min(chain.won) > 2
+    assert min(chain.won.values()) > 2
     made.check(recorder, 8)
 
 

@@ -150,12 +150,10 @@ def test_a_self_draft_stops_where_the_next_guess_is_not_worth_it() -> None:
     assert len(drafter.propose([1, 1, 1, 1], 8)) == 8  # nobody says what must be gained
     assert target.skipped == 8  # one pass a guess, none for the last guess
     for least, length in ((0.0, 8), (0.07, 3), (0.6, 3), (0.65, 2), (0.73, 1)):  # .9 .81 .081 times .8
-        drafter.least_gain = lambda depth, least=least: least
-        assert drafter.propose([1, 1, 1, 1], 8).tokens.tolist()[:3] == [4, 5, 6][:length]
-        assert len(drafter.propose([1, 1, 1, 1], 8)) == length, least
-    drafter.least_gain = lambda depth: 0.1 * depth
-    assert len(drafter.propose([1, 1, 1, 1], 8)) == 3
-    drafter.begin(DraftRequest([1, 1, 1, 1]))  # without control, after a request with it
+        made = drafter.propose_until([1, 1, 1, 1], 8, dict.fromkeys(range(9), least).__getitem__)
+        assert made.tokens.tolist()[:3] == [4, 5, 6][:length]
+        assert len(made) == length, least
+    assert len(drafter.propose_until([1, 1, 1, 1], 8, lambda depth: 0.1 * depth)) == 3
     assert len(drafter.propose([1, 1, 1, 1], 8)) == 8
     assert target.tokens == [1, 1, 1]
 
@@ -164,10 +162,10 @@ def test_confidence_is_counted_from_what_was_tested() -> None:
     target = FunctionTarget(confident, VOCAB)
     target.prefill([1, 1, 1])
     drafter = SelfSpec(target, SkipSet())
-    drafter.least_gain = lambda depth: 0.0
     sure, unsure = 0.999, 0.1  # as ``confident`` is
     for _ in range(40):  # right, right, then wrong; nothing behind it was tested
-        drafter.observe(drafter.propose([1, 1, 1, 1], 6), Verdict(range(2), 0), NOTHING)
+        proposal = drafter.propose_until([1, 1, 1, 1], 6, lambda depth: 0.0)
+        drafter.observe(proposal, Verdict(range(2), 0), NOTHING)
     assert drafter.confidence.chance(sure) > 0.97
     assert drafter.confidence.chance(unsure) < 0.1
     assert drafter.confidence.mean == pytest.approx(2 / 3, abs=0.05)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Wrapper
+from edgespec.decoding.drafter import DraftRequest, Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.policy import Ask, Outcome, Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.draft_cache import FIRST_ROWS, InputRows
@@ -59,20 +61,22 @@ def test_after_every_round_entries_are_the_texts(branch: tuple[int, ...] | None)
     assert slot.strange == []
 
 
-class Resting(Wrapper):
-    """Guesses in the first rounds, and once after so many others; notes whether that took no more than usual."""
+class Resting(Policy):
+    """Asks in the first rounds, and once after so many others; notes whether that took no more than usual."""
 
-    def __init__(self, inside: HiddenStateDrafter, rest: int, before: int = 0) -> None:
-        super().__init__([inside])
+    def __init__(self, drafter: HiddenStateDrafter, rest: int, before: int = 0) -> None:
+        super().__init__([drafter])
         self.before, self.rest, self.round, self.found = before, rest, -1, list[bool]()
 
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
+    def choose(self, tokens: list[int], budget: int) -> Sequence[Ask]:
         self.round += 1
         if self.round >= self.before and self.round != self.before + self.rest:
-            return EMPTY
-        found = self.inside[0].propose(tokens, budget)
-        self.found.append(self.inside[0].caught_up)
-        return found
+            return []
+        return super().choose(tokens, budget)
+
+    def told(self, outcome: Outcome) -> None:
+        super().told(outcome)
+        self.found += [ask.drafter.caught_up for ask, _ in outcome.took]
 
 
 def test_what_is_owed_does_not_grow_while_nothing_is_guessed() -> None:

@@ -17,7 +17,7 @@ What others got wrong, and where it would be seen (a wrong drafter's texts are r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.control.chain import Chain
-from edgespec.decoding.drafter import EMPTY, Drafter, Proposal, Wrapper
+from edgespec.decoding.drafter import EMPTY, Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.policy import Ask, Policy
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
@@ -89,16 +89,16 @@ def prompt(count: int, seed: int = 0) -> list[int]:
     return found
 
 
-class Sometimes(Wrapper):
-    """Guesses in one round of so many."""
+class Sometimes(Policy):
+    """Asks the first drafter in one round of so many."""
 
-    def __init__(self, inner: Drafter, every: int) -> None:
-        super().__init__([inner])
+    def __init__(self, drafters: Sequence[Drafter], every: int) -> None:
+        super().__init__(drafters)
         self.every, self.round = every, 0
 
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
+    def choose(self, tokens: list[int], budget: int) -> Sequence[Ask]:
         self.round += 1
-        return EMPTY if self.round % self.every else self.inside[0].propose(tokens, budget)
+        return list(super().choose(tokens, budget))[1 if self.round % self.every else 0 :]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,14 +155,14 @@ class TestAgain(AnyDrafter):
 @pytest.mark.parametrize("every", [2, 5])
 def test_plain_rounds_between(original: Made, every: int) -> None:
     recorder = original.recorder()
-    original.write(recorder, prompt(6), 20, around=Sometimes(recorder, every))
+    original.write(recorder, prompt(6), 20, around=Sometimes([recorder], every))
     original.check(recorder, 8)
 
 
 def test_more_plain_rounds_than_taps_are_kept(original: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.drafters.hidden_state.MOST_OWED", 4)
     recorder = original.recorder()
-    original.write(recorder, prompt(6), 30, around=Sometimes(recorder, 13))
+    original.write(recorder, prompt(6), 30, around=Sometimes([recorder], 13))
     original.check(recorder, 4)
 
 
@@ -170,9 +170,9 @@ def test_rounds_that_others_won(original: Made) -> None:
     """Guesses of n-grams that were accepted: all of their rows count."""
     recorder = original.recorder()
     ngram, phrase = NGram(), prompt(5, 3)
-    chain = Chain([Sometimes(ngram, 2), recorder])
+    chain = Sometimes([ngram, recorder], 2)
     original.write(recorder, phrase * 4, 16, around=chain)
-    assert chain.won[1] > 2
+    assert chain.won[recorder] > 2
     original.check(recorder, 8)
 
 

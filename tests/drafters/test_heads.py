@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.sampling import SamplingParams
@@ -110,8 +110,8 @@ def test_deferred_layers_are_run_once() -> None:
 def test_inside_adaptive_control(name: str) -> None:
     for seed in range(20):
         model_ = target(seed, 4)
-        control = Adaptive(MAKERS[name](model_), CostModel({1: 1.0, 8: 1.2}, 0.2), gamma_max=5)
-        got = emitted(model_, control, [3], DecodeOptions(max_new_tokens=50, gamma=5))
+        policy = Adaptive([Control(MAKERS[name](model_), CostModel({1: 1.0, 8: 1.2}, 0.2), gamma_max=5)])
+        got = emitted(model_, policy, [3], DecodeOptions(max_new_tokens=50, gamma=5))
         assert got == plain(model(seed), VOCAB, [3], 50)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.drafter import DraftRequest, Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
@@ -20,6 +20,7 @@ from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.formulas.cost import CostModel
 from tests.drafters.test_chains import VOCAB, pair
 from tests.support.reference import FunctionTarget, TableTarget
+from tests.support.rounds import Rounds
 from tests.support.toy import CutTarget, emitted, hash_logits, hash_target, plain, same_texts
 
 BRANCHES = [(2,), (3,), (20,), (2, 1), (3, 2, 1), (1, 3), (2, 2, 2, 2)]
@@ -186,14 +187,15 @@ def test_adaptive_control_knows_the_rows_of_a_tree() -> None:
     target, chain = pair("draft model", 3)
     assert isinstance(chain, Speculative)
     inner = Speculative(chain.model, VOCAB, branch=(3, 2, 1))
-    control = Adaptive(inner, Cost({1: 1, 20: 1.2}, 0.01), 5, fallback=False)
-    control._costs = control.cost
-    text = emitted(target, control, [1], DecodeOptions(20, 5))
+    control = Control(inner, Cost({1: 1, 20: 1.2}, 0.01), 5, fallback=False)
+    text = emitted(target, Adaptive([control]), [1], DecodeOptions(20, 5))
     assert text == plain(hash_logits(3, VOCAB), VOCAB, [1], 20)
     assert set(asked) - {1} == {4, 10, 16}  # 1: what the monitor compares with
-    tree = inner.propose([1, 2], 5)
-    control.timed(tree, RoundTime(3.0, 1.0, 1 + len(tree)))  # three steps, not fifteen
-    assert control.cost.timings.drafts[3][-1] == 3.0
+    driven = Rounds(control)
+    tree = driven.propose([1, 2], 5)
+    driven.learn(tree, (), RoundTime(3.0, 1.0, 1 + len(tree)))  # a step for each depth, not for each guess
+    assert len(tree) > tree.deepest
+    assert control.cost.timings.drafts[tree.deepest][-1] == 3.0
 
 
 def test_the_drafts_own_context_ends_a_tree() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.settings import Settings
 from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
@@ -155,12 +154,10 @@ def test_what_is_learned_belongs_to_the_engine(fresh: Fresh) -> None:
     assert [talk.ask(engine, method="ar") for talk in talks[:2]] == [0, 0]
     for talk in talks:
         talk.ask(engine, method="speculative")
-    made = [one for session in engine.sessions.sessions for one in session._made.values()]
-    controls = [one for one in made if isinstance(one, Adaptive)]
-    assert len(controls) == 3
-    assert len({id(one.learned) for one in controls}) == 1
-    assert controls[0].cost.plain_ms
-    assert controls[0].learned.evidence
+    assert len(engine.sessions.sessions) == 3
+    (learned,) = engine.experience.methods.values()
+    assert learned.priced.plain_ms
+    assert learned.evidence
 
 
 @pytest.mark.parametrize("operators", OPERATORS[:1], indirect=True)

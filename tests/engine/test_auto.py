@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from edgespec.control.auto import Arm, Auto
+from edgespec.control.adaptive import Control
+from edgespec.control.auto import Auto, Candidate
+from edgespec.control.learned import Standing
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import PLAIN
 from edgespec.drafters.registry import AUTO
 from edgespec.engine import methods
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.engine.sessions import Session
 from edgespec.reports.bench import bench_all
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import PROMPTS
@@ -46,23 +47,27 @@ def fresh(bundle: Callable[..., Path], operators: Operators) -> Get:
 def switching(monkeypatch: pytest.MonkeyPatch) -> None:
     """All methods are candidates, and every few rounds the next one has its turn, plain decoding too."""
     monkeypatch.setattr(methods, "CANDIDATES", 9)
-    propose = Auto.propose
+    choose = Auto.choose
 
     def forced(self: Auto, tokens: list[int], budget: int) -> Any:
         if self._seen and self._seen % EVERY == 0:
             active = self._in_use.which
             following = 0 if active is None else active + 1
             self._change(following if following < len(self.candidates) else None, "forced")
-        return propose(self, tokens, budget)
+        return choose(self, tokens, budget)
 
-    monkeypatch.setattr(Auto, "propose", forced)
-    monkeypatch.setattr(Auto, "_judge", lambda self: None)
+    monkeypatch.setattr(Auto, "choose", forced)
+    monkeypatch.setattr(Auto, "_judge", lambda self, control: None)
     # they guess, although on a model this small nothing pays
-    monkeypatch.setattr(Arm, "stake", property(lambda self: inf))
-    loaded = Session._loaded
-    monkeypatch.setattr(
-        Session, "_loaded", lambda self, choice, gamma, fallback, options: loaded(self, choice, gamma, False, options)
-    )
+    monkeypatch.setattr(Standing, "round_loss_limit", property(lambda self: inf))
+    made = Candidate.made
+
+    def always(self: Candidate) -> Control:
+        control = made(self)
+        control.fallback = False
+        return control
+
+    monkeypatch.setattr(Candidate, "made", always)
 
 
 def ask(engine: Engine, prompt: Any = PROMPT, **settings: Any) -> Any:
@@ -117,7 +122,9 @@ def test_only_what_is_in_use_is_loaded(fresh: Get, monkeypatch: pytest.MonkeyPat
     made = fresh(promises={"medusa": 1.9, "speculative": 1.5})
     ask(made, fallback=False)
     assert not made._drafts
-    monkeypatch.setattr(Auto, "_judge", lambda self: self._give_way(0.5) if self._in_use.which == 0 else None)
+    monkeypatch.setattr(
+        Auto, "_judge", lambda self, control: self._switch_candidate(0.5) if self._in_use.which == 0 else None
+    )
     result = ask(made, max_new_tokens=120)
     assert [at["to"] for at in result.stats.switches][:1] == ["speculative"]
     assert "draft" in made._drafts
@@ -161,9 +168,8 @@ def test_a_lane_begins_where_the_last_request_ended(fresh: Get, monkeypatch: pyt
     monkeypatch.setattr(Auto, "gain", lambda self: 0.9)
     ask(made, max_new_tokens=200)
     session = made.sessions.any()
-    (switch,) = (made for made in session._made.values() if isinstance(made, Auto))
-    for standing in switch.arms.each:
-        standing.put_off(switch.arms.now, "did not pay: 0.90x over 48 rounds")
+    for learned in made.experience.methods.values():
+        learned.standing.back_off("did not pay: 0.90x over 48 rounds")
     made.sessions.give_back(session)
     result = ask(made, max_new_tokens=10)
     assert (result.method_used, result.stats.drafted) == ("ar", 0)

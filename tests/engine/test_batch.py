@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import DraftRequest
-from edgespec.decoding.stats import Stats
+from edgespec.control.adaptive import Control
 from edgespec.engine import batch as batches
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from tests.conftest import PROMPTS
+from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts, Scripted, chain
 
 METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
@@ -144,9 +143,8 @@ def test_control_decides_for_the_whole_pass() -> None:
 
     def best(width: int) -> int:
         drafter = Scripted(lambda tokens, budget: chain([0] * budget))
-        adaptive = Adaptive(drafter, FixedCosts(flat_then_steep, 0.02), prior=0.6)
-        adaptive.begin(DraftRequest([1], stats=Stats(width=width)))
-        return len(adaptive.propose([1], 4))
+        control = Control(drafter, FixedCosts(flat_then_steep, 0.02), prior=0.6)
+        return len(Rounds(control, width=width).propose([1], 4))
 
     assert best(1) == 3
     assert best(4) == 0

@@ -22,7 +22,7 @@ def test_drafters_of_other_options_are_forgotten(fresh: Callable[..., Engine]) -
 
     def made(gamma: int, method: str = "ngram") -> object:
         settings = SHORT.changed(method=method, gamma=gamma)
-        return session.drafter(engine.choose_for(settings), gamma, True, True, settings.drafts)
+        return session.policy(engine.choose_for(settings), gamma, True, True, settings.drafts)
 
     often = made(1)
     for gamma in range(2, MOST_DRAFTERS):
@@ -32,7 +32,7 @@ def test_drafters_of_other_options_are_forgotten(fresh: Callable[..., Engine]) -
     for gamma in range(2, 2 * MOST_DRAFTERS):
         made(1000 + gamma)
     assert made(2, "auto") is not first
-    assert len(session._made) == MOST_DRAFTERS
+    assert len(session._policies) == MOST_DRAFTERS
     engine.sessions.give_back(session)
 
 

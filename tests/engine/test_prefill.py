@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Control
 from edgespec.decoding.settings import Settings
 from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
@@ -102,8 +102,8 @@ def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
     expected = engine.generate(LONG, PLAIN).tokens
     alone = engine.generate("ROMEO:", PLAIN).tokens
     pays, reading = list[bool](), threading.get_ident()
-    monkeypatch.setattr(Adaptive, "_best", lambda self, record, rows: (int(bool(pays)), 1.0, 0.5))
-    monkeypatch.setattr(Adaptive, "_to_probe", lambda self, record, rows: 0)
+    monkeypatch.setattr(Control, "_best", lambda self, record, rows: (int(bool(pays)), 1.0, 0.5))
+    monkeypatch.setattr(Control, "_to_probe", lambda self, record, rows: 0)
     monkeypatch.setattr("edgespec.control.adaptive.REST", 1)
 
     def other(_: float) -> None:

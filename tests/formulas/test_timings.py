@@ -7,11 +7,11 @@ from statistics import median
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import Proposal, Verdict
+from edgespec.control.adaptive import Control
+from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.stats import RoundTime
-from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel, Timings
+from tests.support.rounds import Rounds
 from tests.support.toy import Scripted
 
 
@@ -113,17 +113,18 @@ def test_control_drafts_as_before_when_a_slow_time_is_over(hard: int, easy: int)
     """
     curve = {1: 10.0, 2: 11.0, 3: 12.0, 4: 13.0}
     cost = CostModel({n: ms / 10 for n, ms in curve.items()}, 0.05)
-    adaptive = Adaptive(Scripted(lambda tokens, budget: Proposal(np.zeros(budget, np.int64))), cost, gamma_max=3)
+    drafter = Scripted(lambda tokens, budget: Proposal(np.zeros(budget, np.int64)))
+    driven = Rounds(Control(drafter, cost, gamma_max=3))
     rng = np.random.default_rng(0)
     lengths = []
     for at in range(400):
         slow, likely = 2.0 if 100 <= at < 140 else 1.0, 0.25 if hard <= at < easy else 0.8
-        proposal = adaptive.propose([1], 3)
+        proposal = driven.propose([1], 3)
         lengths.append(len(proposal))
         right = 0
         while right < len(proposal) and rng.random() < likely:
             right += 1
-        adaptive.observe(proposal, Verdict(range(right), 0), Pass(np.zeros((1 + len(proposal), 1), np.float32)))
         rows = 1 + len(proposal)
-        adaptive.timed(proposal, RoundTime(0.5 * slow * len(proposal), curve[rows] * slow, rows, False))
+        time = RoundTime(0.5 * slow * len(proposal), curve[rows] * slow, rows, False)
+        driven.learn(proposal, range(right), time)
     assert np.mean(lengths[300:]) > 2.8

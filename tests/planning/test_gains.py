@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.shapes import SHAPES
-from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.drafter import Drafter, Proposal, Verdict
-from edgespec.decoding.target import Pass
+from edgespec.control.adaptive import Control
+from edgespec.decoding.drafter import Drafter, Proposal
 from edgespec.export.bundle.model_part import open_described
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.options import ExportOptions
@@ -46,6 +45,7 @@ from tests.conftest import write_large
 from tests.support import hf
 from tests.support.planned import plan_of
 from tests.support.planning import FACTS, part, passes
+from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts
 
 # -- lines -------------------------------------------------------------------------------------------------------------
@@ -181,15 +181,15 @@ class Dice(Drafter):
 def played(rate: float, c: float, v: Curve, most: int, at_once: bool, seed: int) -> float:
     """Speed of control over plain decoding on dice, after some texts to learn from; by the costs, no clock."""
     dice, points = random.Random(seed), {n: v(n) for n in range(1, most + 2)}
-    control = Adaptive(Dice(at_once), FixedCosts(points, c), most, prior=rate)
-    time, tokens, output = 0.0, 0, Pass(np.zeros((1, 1), np.float32))
+    driven = Rounds(Control(Dice(at_once), FixedCosts(points, c), most, prior=rate))
+    time, tokens = 0.0, 0
     for turn in range(300 + 1500):
         if turn == 300:
             time, tokens = 0.0, 0
-        proposal, right = control.propose([0], most), 0
+        proposal, right = driven.propose([0], most), 0
         while right < len(proposal) and dice.random() < rate:
             right += 1
-        control.observe(proposal, Verdict(tuple(range(right)), 0), output)
+        driven.learn(proposal, range(right))
         steps = min(1, len(proposal)) if at_once else len(proposal)
         time, tokens = time + steps * c + v(1 + len(proposal)), tokens + 1 + right
     return tokens / time

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
@@ -269,8 +269,8 @@ def test_greedy_and_coupled_text_is_plain_text(branch: tuple[int, ...] | None) -
 
 def test_it_works_inside_adaptive_control() -> None:
     target, drafter = make()
-    control = Adaptive(drafter, CostModel({1: 1.0, 16: 1.5}, 0.3), 6)
+    policy = Adaptive([Control(drafter, CostModel({1: 1.0, 16: 1.5}, 0.3), 6)])
     plain_text = emitted(PlantedTarget(), Plain(), [1], DecodeOptions(200, 4))
-    assert emitted(target, control, [1], DecodeOptions(200, 4)) == plain_text
-    assert "leaves out" in control.details[-1]
+    assert emitted(target, policy, [1], DecodeOptions(200, 4)) == plain_text
+    assert "leaves out" in policy.details[-1]
     drafter.dry_step()

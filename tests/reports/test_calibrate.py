@@ -13,7 +13,6 @@ import pytest
 
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
-from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.settings import DraftOptions
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -102,8 +101,7 @@ def test_a_drafter_has_two_costs(tmp_path: Path, native: None) -> None:
     assert min(made.first_drafts["eagle"].values()) > 0
     with load(tmp_path / "bundle", threads=1) as engine:
         session = engine.sessions.take([])
-        control = session.drafter(engine.choose("eagle"), None, True, True, DraftOptions())
-        assert isinstance(control, Adaptive)
+        session.policy(engine.choose("eagle"), None, True, True, DraftOptions())
         assert set(session._experience.times) >= {
             "verify",
             "eagle",

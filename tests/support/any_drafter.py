@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter as Drafting
 from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.export.architectures import Architecture
@@ -120,7 +120,7 @@ class Pair:
 
 
 def written(
-    made: Recorder, prompt: list[int], count: int, gamma: int = 4, around: Drafting | None = None, **more: Any
+    made: Recorder, prompt: list[int], count: int, gamma: int = 4, around: Policy | None = None, **more: Any
 ) -> tuple[list[int], Stats]:
     """Prompt and text of a request by a recorder, or by what is ``around`` it; no drafter was dropped."""
     stats, text = Stats(), list(prompt)

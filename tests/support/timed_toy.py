@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Control
 from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, PassRequest, decode, run_pass
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Target
@@ -112,13 +113,13 @@ class Guesser(Drafter):
         self.observed += 1
 
 
-def controlled(inner: Drafter, curve: Mapping[int, float], c: float, prior: float = 0.5) -> Adaptive:
+def controlled(inner: Drafter, curve: Mapping[int, float], c: float, prior: float = 0.5) -> Control:
     """Adaptive control that knows what passes and drafts take, in milliseconds as it would have measured them."""
     cost = CostModel(curve, c)
     for rows, steps in curve.items():
         cost.observe_verify(rows, steps * STEP_MS, 3)
     cost.observe_draft(1, c * STEP_MS, 3)
-    return Adaptive(inner, cost, prior=prior)
+    return Control(inner, cost, prior=prior)
 
 
 @dataclass
@@ -150,7 +151,7 @@ class Run:
 
 def run(
     monkeypatch: pytest.MonkeyPatch,
-    drafter: Drafter,
+    policy: Policy | Drafter,
     clock: Clock,
     curve: Mapping[int, float],
     new: int = 512,
@@ -160,7 +161,7 @@ def run(
     costs: Mapping[str, float] | None = None,
 ) -> Run:
     """Decode ``new`` tokens; every pass takes what the curve says; ``costs``: of a guess by method, to be counted."""
-    for module in ("decoding.drafter", "decoding.loop", "decoding.stats", "control.auto"):
+    for module in ("decoding.drafting", "decoding.loop", "decoding.stats"):
         monkeypatch.setattr(f"edgespec.{module}.perf_counter", clock)
     target, verify, made = FunctionTarget(logits, VOCAB, 1 << 14), CostModel(curve, 0.0), Run()
     options = DecodeOptions(new, 8, sampling=sampling or SamplingParams())
@@ -173,7 +174,7 @@ def run(
         return output
 
     start = clock.ms
-    for done in decode(target, drafter, prompt, options, made.stats, timed):
+    for done in decode(target, policy, prompt, options, made.stats, timed):
         made.tokens += done.tokens
         if costs and done.drafted:
             made.counted += len(done.drafted) * costs[made.stats.recent[-1].method]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import EMPTY, NOTHING, Drafter, DraftRequest, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Target
@@ -39,7 +40,7 @@ def hash_logits(seed: int, vocab: int, levels: int = 5) -> Callable[[tuple[int, 
 
 def emitted(
     target: Target,
-    drafter: Drafter,
+    drafter: Policy | Drafter,
     prompt: Sequence[int],
     options: DecodeOptions,
 ) -> list[int]:
@@ -199,7 +200,7 @@ def exact(
 
 def sample_texts(
     target: Target,
-    drafter: Drafter,
+    drafter: Policy | Drafter,
     prompt: Sequence[int],
     new: int,
     params: Callable[[int], SamplingParams],
@@ -222,7 +223,7 @@ PLAIN = Plain()
 
 
 def same_texts(
-    make: Callable[[int], tuple[Target, Drafter]],
+    make: Callable[[int], tuple[Target, Policy | Drafter]],
     seeds: int,
     prompt: Sequence[int] = (1, 2),
     fresh: Callable[[int], Target] = hash_target,

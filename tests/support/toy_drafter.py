@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, Round, decode
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import AuxHiddenSink, Pass
 from edgespec.runtimes.files.manifest_parts import DecoderPart, DrafterKind
@@ -178,7 +179,9 @@ def block_guesses(pending: float, at: int) -> Rows:
     return hash_logits(5, VOCAB, 997)((int(pending), at)) / np.float32(200)
 
 
-def rounds(target: FunctionTarget, drafter: Drafter, prompt: Sequence[int], count: int, **options: Any) -> list[Round]:
+def rounds(
+    target: FunctionTarget, drafter: Policy | Drafter, prompt: Sequence[int], count: int, **options: Any
+) -> list[Round]:
     """Of a request that loses no drafter."""
     stats = Stats()
     found = list(decode(target, drafter, prompt, DecodeOptions(max_new_tokens=count, **options), stats))

@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.control.adaptive import Adaptive, Learned
-from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
+from edgespec.control.adaptive import Control
+from edgespec.control.learned import Learned
+from edgespec.decoding.drafter import Drafter, Proposal, Verdict
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
 from edgespec.formulas.confidence import BOUNDS, Confidence
+from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts
 
 FOLDER = Path(__file__).parents[1] / "data" / "traces"
 LONGEST = 8
 STEP_MS = 50.0  # of a plain step, where control reads a clock
-OUTPUT = Pass(np.zeros((1, 1), np.float32))
 MIDDLES = [(low + high) / 2 for low, high in zip((0.0, *BOUNDS), (*BOUNDS, 1.0), strict=True)]
 
 
@@ -116,17 +118,16 @@ class Recorded(Drafter):
         self._sure: list[float] = []
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        at, count = len(tokens) - len(self.text.prompt), budget
-        if self.stops:
-            said = self.text.sure[at]
-            self._sure = (said + said[-1:] * LONGEST)[:budget]  # beyond what was drawn, as sure as before
-            if self.least_gain is not None:
-                reach = 1.0
-                for depth, chance in enumerate(self._sure[:-1], 1):
-                    reach *= self.confidence.chance(chance)
-                    if reach * self.confidence.mean < self.least_gain(depth):
-                        count = depth
-                        break
+        return Proposal(np.zeros(budget, np.int64))
+
+    def propose_until(self, tokens: list[int], budget: int, least_gain: Callable[[int], float]) -> Proposal:
+        said, count, reach = self.text.sure[len(tokens) - len(self.text.prompt)], budget, 1.0
+        self._sure = (said + said[-1:] * LONGEST)[:budget]  # beyond what was drawn, as sure as before
+        for depth, chance in enumerate(self._sure[:-1], 1):
+            reach *= self.confidence.chance(chance)
+            if reach * self.confidence.mean < least_gain(depth):
+                count = depth
+                break
         return Proposal(np.zeros(count, np.int64))
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
@@ -142,6 +143,7 @@ class Outcome:
     tokens: int = 0
     steps: float = 0.0
     lengths: list[int] | None = None
+    switches: int = 0
 
     @property
     def speed(self) -> float:
@@ -151,27 +153,28 @@ class Outcome:
 Right = Callable[[int, Proposal], int]  # index of the pending token among the new ones, a proposal -> accepted guesses
 
 
-def run(text: Text, drafter: Drafter, steps: Callable[[int], float], right: Right, first: int = 0) -> Outcome:
+def run(
+    text: Text, drafts: Policy | Control | Drafter, steps: Callable[[int], float], right: Right, first: int = 0
+) -> Outcome:
     """Decode a recorded text; ``first``: tokens that do not count."""
-    drafter.begin(DraftRequest(list(text.prompt)))
+    rounds = Rounds(drafts, text.prompt)
     made = Outcome(lengths=[])
     at, end = 0, len(text.tokens)
     while at < end:
         budget = min(LONGEST, end - at - 1)
         tokens = text.all[: len(text.prompt) + at]
-        proposal = drafter.propose(tokens, budget) if budget > 0 else Proposal(np.zeros(0, np.int64))
+        proposal = rounds.propose(tokens, budget)
         count = len(proposal)
         accepted = min(right(at, proposal), count)
         took = steps(count)
-        drafter.observe(proposal, Verdict(range(accepted), 0), OUTPUT)
-        drafter.timed(
-            proposal, RoundTime(0.0, STEP_MS * took, count + 1, tokens=accepted + 1, drafted=count, accepted=accepted)
-        )
+        time = RoundTime(0.0, STEP_MS * took, count + 1, tokens=accepted + 1, drafted=count, accepted=accepted)
+        rounds.learn(proposal, range(accepted), time)
         if at >= first:
             made.tokens, made.steps = made.tokens + accepted + 1, made.steps + took
         assert made.lengths is not None
         made.lengths.append(count)
         at += accepted + 1
+    made.switches = len(rounds.stats.switches)
     return made
 
 
@@ -188,7 +191,7 @@ def fixed(trace: Trace, text: Text, guesses: int, first: int = 0) -> Outcome:
 def controlled(trace: Trace, text: Text, learned: Learned, prior: Sequence[float], inner: Recorded) -> Outcome:
     """Decode a recorded text under control, which begins with what the engine has ``learned``."""
     inner.text = text
-    return run(text, Adaptive(inner, learned, LONGEST, prior=prior), trace.steps, lambda at, _: text.right[at])
+    return run(text, Control(inner, learned, LONGEST, prior=prior), trace.steps, lambda at, _: text.right[at])
 
 
 def ngram_right(text: Text) -> Right:

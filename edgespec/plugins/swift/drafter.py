@@ -17,7 +17,7 @@ from edgespec.decoding.drafter import DraftRequest, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
-from edgespec.drafters.draw import SiblingPolicy, draw_siblings
+from edgespec.drafters.draw import SiblingPolicy, Weak, draw_siblings
 from edgespec.drafters.registry import Parts
 from edgespec.drafters.self_spec import SelfSpec, skip_set
 from edgespec.errors import EdgespecError
@@ -128,10 +128,10 @@ class Swift(SelfSpec):
         least = min(costs.v(rows + 1) - costs.v(rows) for rows in range(2, 2 + self.gamma_max))
         return SiblingPolicy(branch, price, least)
 
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
+    def _draw(self, tokens: list[int], budget: int, weak: Weak | None) -> Proposal:
         """Draw a chain that ends where a guess more does not pay, and siblings where they help."""
         steps, how, length = self._steps(tokens), self.how(tokens), min(budget, self.gamma_max)
-        return draw_siblings(steps, how, length, self._weak(), self._siblings, self._bucket)
+        return draw_siblings(steps, how, length, weak, self._siblings, self._bucket)
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Count what happened to the chain."""

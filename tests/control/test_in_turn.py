@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive
-from edgespec.control.chain import Chain
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.drafter import EMPTY, HIDDEN, Drafter, Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.drafters.ngram import NGram
@@ -20,6 +20,7 @@ from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
 from edgespec.plugins.paradecode.drafter import LayersRun
 from tests.support.reference import FunctionTarget
+from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts, Scripted, chain, hash_logits, hash_target, plain, same_texts
 
 VOCAB = 11
@@ -60,23 +61,23 @@ def target() -> FunctionTarget:
 
 def test_the_first_with_a_proposal_wins_and_everyone_learns_what_is_theirs() -> None:
     first, second = Watcher(every(3), "first"), Watcher(every(2), "second")
-    both = Chain([first, second])
+    both = Policy([first, second])
     stats = Stats()
     options = DecodeOptions(60, 4)
     found = [t for r in decode(target(), both, [1], options, stats) for t in r.tokens]
     assert found == plain(hash_logits(3, VOCAB, 1000), VOCAB, [1], 60)
     assert stats.dropped_reason is None
     assert stats.acceptance_rate == 1
-    assert both.won[0] > 0 < both.won[1]
-    for number, one in enumerate((first, second)):
+    assert both.won[first] > 0 < both.won[second]
+    for one in (first, second):
         assert len(one.seen) == len(one.times) == stats.rounds
         won = [proposal for proposal, _ in one.seen if len(proposal)]
-        assert len(won) == both.won[number]
+        assert len(won) == both.won[one]
         assert {proposal.bucket for proposal in won} == {0}
         assert {n for n, _ in one.times} == {0, 2} or {n for n, _ in one.times} == {0, 1, 2}
     assert [v.next_token for _, v in first.seen] == [v.next_token for _, v in second.seen]
     assert not any(len(a) and len(b) for (a, _), (b, _) in zip(first.seen, second.seen, strict=True))
-    assert both.reason == f"first won {both.won[0]} rounds, second won {both.won[1]} rounds"
+    assert both.reason == f"first won {both.won[first]} rounds, second won {both.won[second]} rounds"
 
 
 def test_buckets_are_each_proposers_own() -> None:
@@ -86,12 +87,11 @@ def test_buckets_are_each_proposers_own() -> None:
             return Proposal(found.tokens, bucket=5) if len(found) else EMPTY
 
     first, second = Bucketed(every(3)), Bucketed(every(2), "second")
-    both = Chain([Adaptive(first, CostModel(COST, 0.1)), Adaptive(second, CostModel(COST, 0.1))])
+    both = Adaptive([Control(first, CostModel(COST, 0.1)), Control(second, CostModel(COST, 0.1))])
     list(decode(target(), both, [1], DecodeOptions(80, 4)))
     assert {p.bucket for one in (first, second) for p, _ in one.seen if len(p)} == {5}
-    for proposer in both.proposers:
-        assert isinstance(proposer, Adaptive)
-        seen = proposer.learned.evidence
+    for control in both.controls:
+        seen = control.learned.evidence
         assert seen.keys() == {5}
         assert seen[5].accepted[0] > 0.9 * seen[5].tested[0]
 
@@ -103,30 +103,33 @@ def test_a_proposer_that_fails_is_left_out_alone(where: str) -> None:
 
     bad, good = Watcher(every(2), "bad"), Watcher(every(2), "good")
     setattr(bad, where, fail)
-    both = Chain([bad, good])
+    both = Policy([bad, good])
     stats = Stats()
     found = [t for r in decode(target(), both, [1], DecodeOptions(40, 4), stats) for t in r.tokens]
     assert found == plain(hash_logits(3, VOCAB, 1000), VOCAB, [1], 40)
     assert stats.dropped_reason is None
-    assert both.won[1] > 0
-    assert "bad: left out: RuntimeError: broken" in both.details
-    setattr(bad, where, lambda *_: EMPTY)
+    assert [(drop["method"], drop["where"]) for drop in stats.drops] == [("bad", where)]
+    assert both.won[good] > 0
+    assert f"bad: left out: bad failed in {where}: RuntimeError: broken" in both.details
+    setattr(bad, where, lambda *_: EMPTY if where == "propose" else None)
     assert len(list(decode(target(), both, [1], DecodeOptions(10, 4)))) > 0
-    assert not both.failed
+    assert not both.lost
 
 
 def test_layers_already_run_are_a_proposal() -> None:
     start = LayersRun(np.zeros((1, 4), np.float32), 1, 4)
     first = Scripted(lambda tokens, budget: Proposal(np.empty(0, np.int64), head_start=start))
     second = Scripted(lambda tokens, budget: chain([1]))
-    assert Chain([first, second]).propose([1], 4).head_start is start
+    assert Rounds(Policy([first, second])).propose([1], 4).head_start is start
 
 
 def test_hidden_states_are_asked_for_if_one_wants_them() -> None:
-    one, other = Scripted(lambda tokens, budget: EMPTY), Plain()
-    assert not Chain([one, other]).wants
+    one, other, model = Scripted(lambda tokens, budget: EMPTY), Plain(), target()
+    list(decode(model, Policy([one, other]), [1], DecodeOptions(2)))
+    assert not model.keep_hidden  # type: ignore[attr-defined]
     one.wants = HIDDEN
-    assert Chain([other, Adaptive(one, CostModel())]).wants == HIDDEN
+    list(decode(model, Adaptive([Control(other, CostModel()), Control(one, CostModel())]), [1], DecodeOptions(2)))
+    assert model.keep_hidden  # type: ignore[attr-defined]
 
 
 def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:
@@ -143,23 +146,20 @@ def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:
         return guesses
 
     poor, good = Watcher(guess(1), "poor", cheap=True), Watcher(guess(9), "good")
-    first, second = (
-        Adaptive(poor, FixedCosts(COST, 0.0)),
-        Adaptive(good, FixedCosts(COST, 0.05)),
-    )
-    both = Chain([first, second])
-    list(decode(target(), Chain([second]), [1], DecodeOptions(100, 4)))  # it has shown what it can
+    first, second = Control(poor, FixedCosts(COST, 0.0)), Control(good, FixedCosts(COST, 0.05))
+    list(decode(target(), Adaptive([second]), [1], DecodeOptions(100, 4)))  # it has shown what it can
+    both = Adaptive([first, second])
     list(decode(target(), both, [1], DecodeOptions(300, 4)))
-    assert both.won[1] > 3 * both.won[0]
-    alone = Chain([Adaptive(poor, FixedCosts(COST, 0.0))])
+    assert both.won[good] > 3 * both.won.get(poor, 0)
+    alone = Adaptive([Control(poor, FixedCosts(COST, 0.0))])
     list(decode(target(), alone, [1], DecodeOptions(300, 4)))
-    assert alone.won[0] > 50  # it does pay
+    assert alone.won[poor] > 50  # it does pay
 
 
 def test_others_learn_the_cost_of_a_pass_but_not_of_a_draft() -> None:
     cost = CostModel(COST, 0.05)
-    both = Chain([Watcher(every(1), "first"), Adaptive(Watcher(every(1), "second"), cost)])
-    list(decode(target(), both, [1], DecodeOptions(60, 4)))
+    both = Adaptive([Control(Watcher(every(1), "second"), cost)])
+    list(decode(target(), both, [1], DecodeOptions(60, 4, first=[Watcher(every(1), "first")])))
     assert 3 in cost.timings.passes
     assert not cost.timings.drafts
 
@@ -176,17 +176,61 @@ def mix(seed: int, model: FunctionTarget) -> list[Drafter]:
 
 @pytest.mark.parametrize("control", [False, True])
 def test_greedy_and_coupled_text_is_plain_text(control: bool) -> None:
-    def make(seed: int) -> tuple[FunctionTarget, Chain]:
+    def make(seed: int) -> tuple[FunctionTarget, Policy]:
         model = hash_target(seed)
         proposers = mix(seed, model)
         np.random.default_rng(seed).shuffle(proposers)
         if control:
-            proposers = [Adaptive(one, CostModel(COST, 0.05), fallback=bool(seed % 2)) for one in proposers]
-        return model, Chain(proposers)
+            return model, Adaptive([Control(one, CostModel(COST, 0.05), fallback=bool(seed % 2)) for one in proposers])
+        return model, Policy(proposers)
 
     same_texts(make, 50)
 
 
 def test_nobody_is_no_chain() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        Chain([])
+        Policy([])
+    with pytest.raises(ValueError, match="at least one"):
+        Adaptive([])
+
+
+def test_what_a_request_forces_is_asked_first_and_for_it_alone() -> None:
+    """Its rounds are no rounds of the policy's own drafter, which goes on from where the text has gone."""
+    own, forced = Watcher(every(1), "own"), Watcher(every(2), "forced")
+    control = Control(own, FixedCosts(COST, 0.05), prior=0.9)
+    policy = Adaptive([control])
+    list(decode(target(), policy, [1], DecodeOptions(60, 4, first=[forced]), stats := Stats()))
+    assert policy.won[forced] > 5 < policy.won[own]
+    assert control.drafted == policy.won[own]
+    assert stats.acceptance_rate == 1
+    list(decode(target(), policy, [1], DecodeOptions(20, 4)))
+    assert set(policy.won) == {own}
+
+
+def test_probes_of_all_are_counted() -> None:
+    """Guesses that never pay are drafted only to look again, and the statistics say how often."""
+    wrong = Scripted(lambda tokens, budget: chain([(tokens[-1] + 7) % 11] * budget))
+    control = Control(wrong, CostModel({1: 1.0, 2: 2.0}, 1.0))
+    list(decode(hash_target(3), Adaptive([control]), [1], DecodeOptions(200, 4), stats := Stats()))
+    assert stats.probes == control.probes > 2
+
+
+def test_a_batch_is_decided_for() -> None:
+    """Alone two guesses pay; where four requests share a pass, eight more rows do not."""
+    curve = {1: 1.0, 3: 1.2, 4: 1.3, 12: 8.0}
+    control = Control(Scripted(lambda tokens, budget: chain([1] * budget)), CostModel(curve, 0.0), prior=0.9)
+    assert len(Rounds(control).propose([1], 2)) == 2
+    assert len(Rounds(control, width=4).propose([1], 2)) == 0
+
+
+def test_a_proposal_that_is_none_costs_that_drafter_alone() -> None:
+    bad = Scripted(lambda tokens, budget: chain([99]))  # no such token
+    bad.name = "bad"
+    good = Scripted(lambda tokens, budget: chain([1]))
+    both, stats = Policy([bad, good]), Stats()
+    good.observe = lambda *_: None  # type: ignore[method-assign]
+    list(decode(hash_target(3), both, [1], DecodeOptions(30, 4), stats))
+    assert stats.dropped_reason is None
+    assert [drop["method"] for drop in stats.drops] == ["bad"]
+    assert "outside the vocabulary" in both.lost[bad]
+    assert both.won[good] > 20
