@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.draw import Draw, SiblingPolicy, draw_chain, draw_siblings, draw_tree
 from edgespec.formulas.confidence import BOUNDS, Confidence

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.drafting import Drafting
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.stats import Stats
 
 BUDGET, VOCAB = 8, 10

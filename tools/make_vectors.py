@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import ACCEPT, BLOCK, DRAFT, RESIDUAL, TARGET, Noise
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.target import Pass
 from edgespec.decoding.verify import Accept, RowSampler, verify

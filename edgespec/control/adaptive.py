@@ -26,8 +26,9 @@ from math import inf
 from edgespec.control import estimator
 from edgespec.control.estimator import NOTHING, Evidence, Pace, Rates
 from edgespec.control.learned import Learned
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.policy import Ask, Outcome, Policy
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.stats import Expected, RoundTime, Stats
 from edgespec.formulas.cost import CostModel
 
@@ -118,7 +119,7 @@ class Control:
         self.fallback = fallback
         self.prior: Rates = (prior,) if isinstance(prior, (int, float)) else tuple(prior)
         self._given = self.prior != (PRIOR,)  # whether the prior is more than an assumption
-        self._at_once, self._cheap = drafter.steps_at_once, drafter.cheap
+        self._at_once, self._cheap, self._ahead = drafter.steps_at_once, drafter.cheap, drafter.runs_ahead
         self.begin(Stats(), False)
 
     def begin(self, stats: Stats, reproducible: bool) -> None:
@@ -213,9 +214,11 @@ class Control:
             return self._pace(record, costs).speed
         return estimator.best_length(self._rates(record), costs)[2]
 
-    def price(self, proposal: Proposal) -> float:
-        """Predict the plain steps of a round over this proposal, whatever is accepted."""
-        depth = proposal.deepest if proposal.head_start is None else max(proposal.deepest, 1)
+    def price(self, proposal: Proposal | None) -> float:
+        """Predict the plain steps of a round over its proposal, whatever is accepted; None = it made none."""
+        if proposal is None:
+            return 1.0
+        depth = max(proposal.deepest, 1) if self._ahead else proposal.deepest
         return self._steps(depth, len(proposal) + 1) if depth else 1.0
 
     @property
@@ -332,12 +335,12 @@ class Control:
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def told(
-        self, proposal: Proposal, right: int, tested: int, time: RoundTime, came: bool, timed: bool = True
+        self, proposal: Proposal | None, right: int, tested: int, time: RoundTime, came: bool, timed: bool = True
     ) -> None:
         """Learn from a round.
 
         Args:
-            proposal: the drafter's, as it was verified; the empty one where another drafter's was.
+            proposal: the drafter's, as it was verified; None where it made none, or another drafter's was.
             right: guesses of it that were accepted.
             tested: depths of it that were put to the test.
             time: what the round took, whoever had rows in its pass; of drafting, what this drafter took.
@@ -347,14 +350,14 @@ class Control:
         decision, self._decision = self._decision, None
         if came:
             self._count(decision, proposal)
-        if proposal is not EMPTY:
+        if proposal is not None:
             self._count_guesses(decision, proposal, right, tested)
         if timed and not self.reproducible and not self._rest:
             self._count_time(proposal, time)
 
-    def _count(self, decision: Decision | None, proposal: Proposal) -> None:
+    def _count(self, decision: Decision | None, proposal: Proposal | None) -> None:
         """Count what was decided; None = a cheap drafter had no guess."""
-        if len(proposal):
+        if proposal is not None and len(proposal):
             self.drafted += 1
             self._known.bucket = proposal.bucket
         else:
@@ -387,11 +390,10 @@ class Control:
     def _count_guesses(self, decision: Decision | None, proposal: Proposal, right: int, tested: int) -> None:
         """Add what was accepted.
 
-        Where drafting ran layers of the pass, a step that found no guess counts as a wrong one: it took the time of
-        one.
+        Of a drafter that runs ahead, a step that found no guess counts as a wrong one: it took the time of one.
         """
         record, known = self._bucket(proposal.bucket), self._known
-        if proposal.head_start is not None and decision is not None and right == len(proposal) < decision.length:
+        if self._ahead and decision is not None and right == len(proposal) < decision.length:
             tested += 1
         self._learn(proposal.bucket, right, tested)
         if proposal.parents is not None:
@@ -408,15 +410,18 @@ class Control:
             else:
                 record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
 
-    def _count_time(self, proposal: Proposal, time: RoundTime) -> None:
+    def _count_time(self, proposal: Proposal | None, time: RoundTime) -> None:
         """Add what the pass and the drafter took."""
-        steps = 1 if self._at_once else proposal.deepest
-        if proposal.head_start is None:
+        if proposal is None:
             self.cost.observe_verify(time.rows, time.verify_ms)
-            if len(proposal) and self.drafter.caught_up:
-                self.cost.observe_draft(steps, time.draft_ms)
-        else:  # part of the pass over the first row ran while drafting, too
+            return
+        steps = 1 if self._at_once else proposal.deepest
+        if self._ahead:  # part of the pass over the first row ran while drafting, too
             self.cost.observe_round(time.rows, max(steps, 1), time.draft_ms + time.verify_ms)
+            return
+        self.cost.observe_verify(time.rows, time.verify_ms)
+        if self.drafter.caught_up:
+            self.cost.observe_draft(steps, time.draft_ms)
 
     def _learn(self, bucket: int, right: int, tested: int) -> None:
         """Add guesses that were put to the test, to the request's evidence and to the engine's."""
@@ -528,7 +533,7 @@ class Adaptive(Policy):
                 came = False
             else:
                 # part of a pass that began while drafting says nothing to the others
-                control.told(EMPTY, 0, 0, time, came, proposal.head_start is None)
+                control.told(None, 0, 0, time, came, own is None or not own.runs_ahead)
 
     def lose(self, drafter: Drafter | None, why: str) -> bool:
         """Leave out a drafter and its control."""

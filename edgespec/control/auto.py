@@ -22,8 +22,9 @@ from math import inf
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.estimator import Pace, pace_after, pace_with
 from edgespec.control.learned import AGAIN, Standing
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.policy import Ask, Outcome
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.stats import PLAIN, Stats
 from edgespec.drafters.registry import AR, AUTO
 
@@ -181,7 +182,7 @@ class Auto(Adaptive):
             own = outcome.winner is not None and outcome.winner.drafter is control.drafter
             if own and len(outcome.proposal):
                 self.rounds[which] = self.rounds.get(which, 0) + 1
-            self._count(control, outcome, outcome.proposal if own else EMPTY)
+            self._count(control, outcome, outcome.proposal if own else None)
 
     def lose(self, drafter: Drafter | None, why: str) -> bool:
         """Leave a candidate that has failed out of this request, None = the one in use -> whether there is another."""
@@ -213,20 +214,20 @@ class Auto(Adaptive):
             return candidate.promise
         return candidate.control.speed(self._depth)
 
-    def _count(self, control: Control, outcome: Outcome, proposal: Proposal) -> None:
-        """Add a round of the candidate in use, and its ``proposal`` in it.
+    def _count(self, control: Control, outcome: Outcome, proposal: Proposal | None) -> None:
+        """Add a round of the candidate in use, and its ``proposal`` in it; None = it made none.
 
         The time of a pass that others share is not this request's: expected costs are counted instead.
         """
         using, time = self._in_use, outcome.time
         assert using.which is not None
-        tokens = len(outcome.verdict.path) + 1 if proposal is outcome.proposal else 1
+        tokens = 1 if proposal is None else len(outcome.verdict.path) + 1
         took = expected = control.price(proposal)
         plain_ms, draft_ms = control.cost.plain_ms, time.draft_ms
         if self._first:
             draft_ms = outcome.ms(control.drafter)
         if not time.shared and plain_ms and not control.reproducible:
-            if proposal.empty:
+            if proposal is None:
                 took = 1 + min(draft_ms / plain_ms, _LOOK)
             else:
                 measured = (draft_ms + time.verify_ms) / plain_ms

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, NOTHING, Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import NOTHING, Drafter, DraftRequest
 from edgespec.decoding.policy import Ask, Outcome, Policy
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import PLAIN, Expected, RoundTime, Stats
-from edgespec.decoding.target import AuxHiddenTarget, Pass, Target
+from edgespec.decoding.target import AuxHiddenTarget, Pass, Runner, Target
 
 _NOBODY: list[tuple[Ask, float]] = []  # nobody keeps what asking took
 
@@ -41,6 +42,7 @@ class Drafting:
         self._asks: Sequence[Ask] = ()  # of this round
         self._took: list[tuple[Ask, float]] = []
         self._winner: Ask | None = None
+        self.through: Runner = target  # what runs this round's pass
         self._start = 0.0  # when drafting of this round began
         self.tapped: AuxHiddenTarget | None = None
         self.draft_ms = 0.0
@@ -104,6 +106,7 @@ class Drafting:
     def propose(self, tokens: list[int]) -> Proposal:
         """Return the first proposal that offers something, nothing below an EOS; the empty one if there is none."""
         proposal, winner, before = EMPTY, None, self._start
+        self.through = self._target
         took = self._took = [] if self._learns else _NOBODY
         for ask in self._asks:
             if ask.looks:
@@ -123,7 +126,10 @@ class Drafting:
                     found = self._checked(found, ask.most)
                 if ask.reviewed and self._policy is not None:
                     found = self._policy.review(ask, found, tokens, 1000 * (perf_counter() - before))
-                if found is not EMPTY and not found.empty:
+                    found = found if len(found) else EMPTY
+                if ask.drafter.runs_ahead:
+                    self.through = ask.drafter.through(self._target)
+                if found is not EMPTY or ask.drafter.runs_ahead:
                     proposal, winner = found, ask
             except Exception as error:
                 self._fail(ask.drafter, "propose", error)
@@ -172,7 +178,7 @@ class Drafting:
         observed = perf_counter()
         for drafter, timed in self._timers:
             # a pass that began while drafting says nothing to those who did not win
-            if others and drafter is not own and proposal.head_start is not None:
+            if others and drafter is not own and winner is not None and winner.drafter.runs_ahead:
                 continue
             try:
                 if others:
@@ -198,9 +204,7 @@ class Drafting:
         if self._eos and len(proposal):
             ends = [i for i, token in enumerate(proposal.tokens.tolist()) if token in self._eos]
             proposal = proposal.pruned(ends) if ends else proposal
-        if proposal.head_start is not None:
-            proposal.head_start.check(self._target, proposal)
-        return proposal
+        return proposal if len(proposal) else EMPTY
 
     def _begin(self, drafter: Drafter, tokens: list[int]) -> bool:
         """Let a drafter begin the request at ``tokens`` -> whether it could."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, HeadStart, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.drafting import Drafting
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
-from edgespec.decoding.target import Pass, Target
+from edgespec.decoding.target import Pass, Runner, Target
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
@@ -53,25 +54,29 @@ class DecodeOptions:
 
 @dataclass(slots=True)
 class PrefillRequest:
-    """Some of the text is to be read.  Who drives the request sends how many tokens come next; None = all of them."""
+    """Some of the text is to be read; a ``Piece`` is to be sent."""
 
     left: int  # tokens to be read
     # whether a draft model reads them, after the target; in the middle of a text, too, where it is taken up
     draft: bool = False
     anywhere: bool = False  # whether the target may take them up from another slot that has read the same
-    taken: int = 0  # set by who drives the request: tokens that the target took up so
+
+
+class Piece(NamedTuple):
+    """What is read of a text next."""
+
+    rows: int  # tokens that a pass reads
+    taken: int = 0  # tokens before them that the target took up from another slot
 
 
 @dataclass(slots=True)
 class PassRequest:
-    """A pass over the pending token and a proposal."""
+    """A pass over the pending token and a proposal; its ``Pass`` is to be sent."""
 
     tokens: NDArray[np.int64]  # int64 [n], the pending token and its guesses
     parents: NDArray[np.int64] | None  # int64 [n], parent row of each row, -1 for row 0; None = a chain
-    head_start: HeadStart | None  # layers that have run over these rows; None = none
     best: bool  # whether the likeliest token of each row and its logit are enough
-    ms: float = 0.0  # set by who runs it: what the pass took
-    other_rows: int = 0  # set by who runs it: rows of other requests in the same pass
+    through: Runner  # what runs it: the target, or what goes on from the layers that a drafter has run of it
 
 
 @dataclass(slots=True)
@@ -89,26 +94,40 @@ class Round:
     top_logprobs: Sequence[list[tuple[int, float]]] = ()  # of the likeliest tokens in the place of each of ``tokens``
 
 
-def run_pass(target: Target, request: PassRequest) -> Pass:
+def run_pass(request: PassRequest) -> Pass:
     """Run a pass by itself, and time it."""
     start = perf_counter()
-    if request.head_start is not None:
-        output = request.head_start.forward(target, request.tokens, request.best)
-    elif request.best:
-        output = target.forward_best(request.tokens, request.parents)  # type: ignore[attr-defined]
+    if request.best:
+        output: Pass = request.through.forward_best(request.tokens, request.parents)  # type: ignore[attr-defined]
     else:
-        output = target.forward(request.tokens, request.parents)
-    request.ms = 1000 * (perf_counter() - start)
+        output = request.through.forward(request.tokens, request.parents)
+    output.ms = 1000 * (perf_counter() - start)
     return output
 
 
-Run = Callable[[Target, PassRequest], Pass]
+Run = Callable[[PassRequest], Pass]
+Reading = Generator[PrefillRequest, Piece, None]
+Driven = Generator[Round | PassRequest | PrefillRequest, Pass | Piece | None, None]  # by who drives the request
+
+
+@overload
+def decode(
+    target: Target, policy: Policy | Drafter, prompt: Sequence[int], options: DecodeOptions, stats: Stats | None = None,
+    run: Run = run_pass,
+) -> Generator[Round, None, None]: ...  # fmt: skip
+
+
+@overload
+def decode(
+    target: Target, policy: Policy | Drafter, prompt: Sequence[int], options: DecodeOptions, stats: Stats | None = None,
+    run: Run | None = run_pass, pieces: bool = False,
+) -> Driven: ...  # fmt: skip
 
 
 def decode(
     target: Target, policy: Policy | Drafter, prompt: Sequence[int], options: DecodeOptions, stats: Stats | None = None,
     run: Run | None = run_pass, pieces: bool = False,
-) -> Generator[Any, Any, None]:  # fmt: skip
+) -> Driven | Generator[Round, None, None]:  # fmt: skip
     """Decode ``prompt`` round by round.
 
     The generator may be closed at any yield: the target's slot then holds a prefix of what was emitted, and the next
@@ -123,7 +142,7 @@ def decode(
         stats: filled round by round, complete before each yield.
         run: runs a pass.  None leaves it to who drives the generator, together with those of other requests: it yields
             a ``PassRequest`` and wants the ``Pass`` sent, whose arrays stay as they are until the next yield.
-        pieces: read by pieces: it yields a ``PrefillRequest``, and reads as many tokens as it is sent.
+        pieces: read by pieces: it yields a ``PrefillRequest``, and reads the ``Piece`` that it is sent.
 
     Yields:
         a ``Round`` for each pass.
@@ -150,8 +169,8 @@ def decode(
         proposal = drafting.propose(tokens)
 
         # pass: the pending token and all guesses at once
-        request = _request(tokens[-1], proposal, only_best)
-        output = (yield request) if run is None else run(target, request)
+        request = _request(tokens[-1], proposal, only_best, drafting.through)
+        output = run(request) if run is not None else _sent((yield request))
         passed = perf_counter()
 
         # verify: which guesses are accepted, and the token after them
@@ -170,7 +189,7 @@ def decode(
             stats.compare(options.max_new_tokens - left, zip(map(sampler.choose, rows), made.tokens, strict=True))
         tokens += made.tokens
         left -= len(made.tokens)
-        finish, time = made.finish, _time(drafting, request, made)
+        finish, time = made.finish, _time(drafting, output, len(request.tokens), made)
         stats.add(time, passed)
         if made.drafted:
             exact = keeps_text(proposal, sampler, options.accept, target)
@@ -202,9 +221,6 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
         raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; the vocabulary has {vocab}")
 
 
-Reading = Generator[PrefillRequest, Any, None]
-
-
 def _read(target: Target, drafting: Drafting, tokens: list[int], known: int, stats: Stats, pieces: bool) -> Reading:
     """Read the prompt, but for its last token, into the slot, which may hold its beginning already.
 
@@ -217,11 +233,10 @@ def _read(target: Target, drafting: Drafting, tokens: list[int], known: int, sta
     while left := len(tokens) - 1 - held:
         count = left
         if pieces:
-            asked = PrefillRequest(left, anywhere=tapped is None)
-            most = yield asked
-            held += asked.taken
-            reused += asked.taken
-            count = min(left - asked.taken, most or left)
+            piece = yield PrefillRequest(left, anywhere=tapped is None)
+            held += piece.taken
+            reused += piece.taken
+            count = min(left - piece.taken, piece.rows)
         if tapped is not None:
             tapped.aux_hidden_sink = drafting.absorb
         try:
@@ -239,8 +254,8 @@ def _read_ahead(drafting: Drafting, tokens: list[int], left: int, stats: Stats, 
     """Let the drafter read what its next proposal needs, ``left`` tokens; stop if it made no progress."""
     start, before = perf_counter(), left + 1
     while 0 < left < before:
-        most = (yield PrefillRequest(left, draft=True)) if pieces else None
-        before, left = left, drafting.read(tokens, most or left)
+        most = (yield PrefillRequest(left, draft=True)).rows if pieces else left
+        before, left = left, drafting.read(tokens, most)
     stats.draft_ms += 1000 * (perf_counter() - start)
 
 
@@ -250,15 +265,20 @@ def _needs_only_best(target: Target, options: DecodeOptions) -> bool:
     return bare and hasattr(target, "forward_best")
 
 
-def _request(pending: int, proposal: Proposal, only_best: bool) -> PassRequest:
+def _sent(answer: Pass | Piece | None) -> Pass:
+    assert isinstance(answer, Pass)
+    return answer
+
+
+def _request(pending: int, proposal: Proposal, only_best: bool, through: Runner) -> PassRequest:
     """Ask for the pass over the pending token and the guesses."""
     if proposal is EMPTY:
-        return PassRequest(np.array((pending,), np.int64), None, None, only_best)
+        return PassRequest(np.array((pending,), np.int64), None, only_best, through)
     rows = np.empty(1 + len(proposal), np.int64)  # [1 + n]
     rows[0] = pending
     rows[1:] = proposal.tokens
     parents = None if proposal.parents is None else np.concatenate(([-1], proposal.parents + 1))
-    return PassRequest(rows, parents, proposal.head_start, only_best)
+    return PassRequest(rows, parents, only_best, through)
 
 
 def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int], left: int, room: int) -> Round:
@@ -279,19 +299,16 @@ def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int], left: int,
     return made
 
 
-def _time(drafting: Drafting, request: PassRequest, made: Round) -> RoundTime:
-    """Say what a round took and gave."""
-    work = 1.0 + len(made.drafted)
-    if request.head_start is not None:
-        work *= request.head_start.left
+def _time(drafting: Drafting, output: Pass, rows: int, made: Round) -> RoundTime:
+    """Say what a round over ``rows`` of this request took and gave."""
     return RoundTime(
         drafting.draft_ms,
-        request.ms,
-        len(request.tokens) + request.other_rows,
-        request.other_rows > 0,
+        output.ms,
+        rows + output.other_rows,
+        output.other_rows > 0,
         drafting.winner if made.drafted else PLAIN,
         len(made.tokens),
         len(made.drafted),
         made.accepted,
-        work,
+        rows * output.share,
     )

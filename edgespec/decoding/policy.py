@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter, DraftRequest
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.stats import Expected, RoundTime, Stats
 
 

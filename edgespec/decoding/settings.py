@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, Literal, TypedDict
 
 from edgespec.decoding.beams import BeamOptions
-from edgespec.decoding.drafter import Proposer
+from edgespec.decoding.proposer import Proposer
 from edgespec.decoding.sampling import Rules, SamplingParams, check_fields, whole
 from edgespec.decoding.verify import EXACT, Accept
 from edgespec.errors import InvalidRequest, unknown_name
@@ -222,7 +222,7 @@ class Settings:
             else 0.
         accept: which guesses are accepted; anything but the default gives losslessness away.
         grammar: what the text must be: a JSON schema, a regular expression, a grammar; None = anything.
-        proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.drafter.Proposer``).
+        proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.proposer.Proposer``).
         markers: special tokens that stay in the text, for who reads calls of tools there; others are left out.
         prediction: text that is expected, or its tokens, as of a file before an edit: guesses for every method but ar.
         source_language, target_language: from and to which an encoder-decoder translates, by its own code, that of ISO

@@ -72,6 +72,16 @@ class Pass:
     # float32 [n, k * hidden], auxiliary hidden states: the residual stream after some layers, joined; where the
     # target was told to keep them (``AuxHiddenTarget.keep_aux_hidden``)
     aux_hidden: NDArray[np.float32] | None = None
+    share: float = 1.0  # of the model's layers that it ran
+    ms: float = 0.0  # what it took; whoever runs it measures that
+    other_rows: int = 0  # rows of other requests in the same run
+
+
+class Runner(Protocol):
+    """What runs a pass; where the target is a ``GreedyTarget``, it has ``forward_best`` as well."""
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """See ``Target.forward``."""
 
 
 class Target(Protocol):

@@ -15,8 +15,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import ACCEPT, BLOCK, RESIDUAL, Noise
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import (
     Rules,
     SamplingParams,

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from edgespec.decoding.drafter import Proposal
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
 from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.formulas.cost import CostModel

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, best_of, log_softmax_at, support
 from edgespec.decoding.settings import MOST_NODES
 from edgespec.decoding.text import Prefix

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, HIDDEN, Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import HIDDEN, Drafter, DraftRequest
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import HeadTarget, Pass
 from edgespec.drafters.registry import Parts

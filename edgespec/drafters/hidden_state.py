@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import AUX_HIDDEN, EMPTY, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import AUX_HIDDEN, DraftRequest
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
 from edgespec.drafters.draft_cache import CorrectedBlockCache, draft_cache_of

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal
+from edgespec.decoding.drafter import Drafter, DraftRequest
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.drafters.ngram_stores import NGramStore

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.decoding.drafter import EMPTY, Drafter, Proposal
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import Constraint
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import Parts

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.decoding.drafter import EMPTY, Drafter, Proposal
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.proposal import EMPTY, Proposal
 
 _EQUAL = 3  # tokens in a row that say where the text is
 

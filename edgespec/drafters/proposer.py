@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from operator import index
 
 import numpy as np
 
-from edgespec.decoding.drafter import EMPTY, HIDDEN, NOTHING, Drafter, DraftRequest, Proposal, Proposer, Verdict
+from edgespec.decoding.drafter import HIDDEN, NOTHING, Drafter, DraftRequest
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.proposer import Proposer
 from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest, first_line
 
@@ -47,7 +48,7 @@ class UserDrafter(Drafter):
             return EMPTY
         if isinstance(found, Proposal):
             found.check(self.vocab)  # before control cuts it
-            return replace(found, head_start=None).truncated(budget)
+            return found.truncated(budget)
         if isinstance(found, (str, bytes)):
             raise TypeError("expected token ids or a Proposal, got text")
         guesses = [index(token) for token in found][:budget]

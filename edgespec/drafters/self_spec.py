@@ -14,7 +14,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
 from edgespec.drafters.draw import DrawingDrafter, Weak, draw_chain, spread

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import GreedyTarget, Target
 from edgespec.decoding.text import INSERTED, Text

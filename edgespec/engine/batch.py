@@ -240,9 +240,9 @@ def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stre
         asked = _tried(partial(stream.ask, len(streams)))
         assert not isinstance(asked, Round)
         if isinstance(asked, PassRequest):
-            if asked.head_start is None:
+            if asked.through is stream.target:
                 gathered.append((stream, asked))
-            else:  # the rest of a pass that began while drafting is another one than whole ones
+            else:  # the rest of a pass that a drafter began is another one than whole ones
                 yield stream, _tried(partial(_alone, stream, asked))
         elif not isinstance(asked, PrefillRequest):
             yield stream, asked or _NOTHING
@@ -256,7 +256,7 @@ def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stre
 
 
 def _alone(stream: Stream, asked: PassRequest) -> Chunk:
-    return stream.answer(run_pass(stream.target, asked))
+    return stream.answer(run_pass(asked))
 
 
 def _together(gathered: Sequence[tuple[Stream, PassRequest]], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
@@ -275,5 +275,5 @@ def _together(gathered: Sequence[tuple[Stream, PassRequest]], batch: NativeBatch
     ms = 1000 * (perf_counter() - start)
     rows = sum(len(asked.tokens) for _, asked in gathered)
     for (stream, asked), output in zip(gathered, outputs, strict=True):
-        asked.ms, asked.other_rows = ms, rows - len(asked.tokens)
+        output.ms, output.other_rows = ms, rows - len(asked.tokens)
         yield stream, _tried(partial(stream.answer, output))

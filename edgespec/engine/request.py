@@ -9,7 +9,16 @@ from contextlib import suppress
 from dataclasses import replace
 
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, check_prompt, decode, run_pass
+from edgespec.decoding.loop import (
+    DecodeOptions,
+    PassRequest,
+    Piece,
+    PrefillRequest,
+    Round,
+    check_prompt,
+    decode,
+    run_pass,
+)
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Target
@@ -348,15 +357,14 @@ class Stream:
     def _fill(self, asked: PrefillRequest) -> PrefillRequest | PassRequest | Round:
         """Read some of the prompt -> what comes next."""
         pace, start = self._engine.paces[asked.draft], time.perf_counter()
-        if asked.anywhere and self._joint:
-            asked.taken = self._sessions.catch_up(self._session, self.tokens)
-        left = asked.left - asked.taken
+        taken = self._sessions.catch_up(self._session, self.tokens) if asked.anywhere and self._joint else 0
+        left = asked.left - taken
         rows = left if left <= FIRST else pace.rows(self.target.chunk, self._sessions.busy < 2)
         if not asked.draft:
             rows = min([rows, *(kept.rows(rows) for name, kept in self._kept.items() if name != "draft")])
             held = len(self.target.tokens)
             rows = self.target.end_of_piece(self.tokens, held + min(rows, left)) - held
-        found: PrefillRequest | PassRequest | Round = self._rounds.send(min(rows, left))
+        found = self._rounds.send(Piece(min(rows, left), taken))
         self.read_at = time.perf_counter()
         if isinstance(found, PrefillRequest) and found.draft == asked.draft:  # and nothing else was done
             pace.took(rows, self.read_at - start)
@@ -364,7 +372,9 @@ class Stream:
 
     def answer(self, output: Pass) -> Chunk:
         """Make the round of the pass that was asked for."""
-        return self._take(self._rounds.send(output))
+        made = self._rounds.send(output)
+        assert isinstance(made, Round)
+        return self._take(made)
 
     def end(self) -> str:
         """Give the session back and tell the last statistics; returns text held back until now."""

@@ -13,8 +13,9 @@ import numpy as np
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.learned import Learned
-from edgespec.decoding.drafter import Drafter, Proposer
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposer import Proposer
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_stores import NGramStore

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.decoding.drafter import EMPTY, Drafter, Proposal
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import Method, Parts
 from edgespec.runtimes.files.manifest import MethodPart

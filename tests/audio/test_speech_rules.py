@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted
 from edgespec.decoding.speech_rules import SpeechRules
 from edgespec.drafters.plain import Plain

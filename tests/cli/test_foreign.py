@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import edgespec.engine.loaded
-from edgespec.decoding.drafter import Proposal
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load

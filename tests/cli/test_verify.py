@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.verify import Accept, RowSampler
 from edgespec.export.emit import pieces
 from edgespec.reports import proof as running

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import MOST_BUCKETS, Adaptive, Control
-from edgespec.decoding.drafter import EMPTY, Drafter, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel, expected_tokens
-from edgespec.plugins.paradecode.drafter import LayersRun
 from tests.support.rounds import Rounds
 from tests.support.timed_toy import Clock, Guesser, controlled, run
 from tests.support.toy import FixedCosts, Scripted, chain, emitted, hash_logits, hash_target, plain
@@ -254,17 +254,20 @@ def test_an_exit_that_was_asked_and_not_sure_has_cost_its_time(sure: float, took
     """Whatever comes of it, asking takes ``took`` plain steps, and is worth 1 + ``sure`` tokens."""
     rng = np.random.default_rng(0)
 
+    asked = list[bool]()
+
     def flight(tokens: list[int], budget: int) -> Proposal:
-        n = int(rng.random() < sure)
-        return Proposal(np.zeros(n, np.int64), head_start=LayersRun(np.zeros((n + 1, 4), np.float32), 3, 4))
+        asked[-1] = True
+        return chain([0] * int(rng.random() < sure))
 
     cost = CostModel({1: 1.0, 2: 1.0})
     cost.observe_verify(1, 10.0, times=20)
-    driven = Rounds(Control(Scripted(flight), cost, gamma_max=1, prior=0.9))
-    asked = []
+    drafter = Scripted(flight)
+    drafter.runs_ahead = True
+    driven = Rounds(Control(drafter, cost, gamma_max=1, prior=0.9))
     for _ in range(400):
+        asked.append(False)
         proposal = driven.propose([1], 1)
-        asked.append(proposal.head_start is not None)
         ms = 10.0 * (took - 0.25) if asked[-1] else 0.0
         time = RoundTime(ms, 2.5 if asked[-1] else 10.0, 1 + len(proposal), False)
         driven.learn(proposal, range(len(proposal)), time)

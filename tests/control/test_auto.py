@@ -11,7 +11,7 @@ import pytest
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.auto import CHECK, SHARE, Auto, Candidate
 from edgespec.control.learned import AGAIN, CREDIT, FULL, LONGEST_AGAIN, Standing
-from edgespec.decoding.drafter import Proposal
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.stats import PLAIN
 from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, Rates, controlled, run, text
 from tests.support.toy import Scripted

@@ -12,9 +12,10 @@ import pytest
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.estimator import Evidence
-from edgespec.decoding.drafter import EMPTY, HIDDEN, Proposal
-from edgespec.decoding.loop import DecodeOptions, PassRequest, PrefillRequest, Round, decode, run_pass
+from edgespec.decoding.drafter import HIDDEN
+from edgespec.decoding.loop import DecodeOptions, PassRequest, Piece, PrefillRequest, Round, decode, run_pass
 from edgespec.decoding.policy import Ask
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, Stats
 from edgespec.decoding.target import HeadTarget
@@ -82,9 +83,9 @@ def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> 
     while item is not None:
         if isinstance(item, PrefillRequest):
             asked.append(item.left if item.draft else 0)
-            item = driven.send(16)
+            item = driven.send(Piece(16))
         elif isinstance(item, PassRequest):
-            item = driven.send(run_pass(target, item))
+            item = driven.send(run_pass(item))
         else:
             assert isinstance(item, Round)
             written += item.tokens

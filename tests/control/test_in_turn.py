@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Adaptive, Control
-from edgespec.decoding.drafter import EMPTY, HIDDEN, Drafter, Proposal, Verdict
+from edgespec.decoding.drafter import HIDDEN, Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.drafters.ngram import NGram
@@ -18,7 +19,6 @@ from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
-from edgespec.plugins.paradecode.drafter import LayersRun
 from tests.support.reference import FunctionTarget
 from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts, Scripted, chain, hash_logits, hash_target, plain, same_texts
@@ -117,10 +117,11 @@ def test_a_proposer_that_fails_is_left_out_alone(where: str) -> None:
 
 
 def test_layers_already_run_are_a_proposal() -> None:
-    start = LayersRun(np.zeros((1, 4), np.float32), 1, 4)
-    first = Scripted(lambda tokens, budget: Proposal(np.empty(0, np.int64), head_start=start))
-    second = Scripted(lambda tokens, budget: chain([1]))
-    assert Rounds(Policy([first, second])).propose([1], 4).head_start is start
+    first, second = (Scripted(lambda tokens, budget: EMPTY), Scripted(lambda tokens, budget: chain([1])))
+    first.name, first.runs_ahead = "ahead", True
+    driven = Rounds(Policy([first, second]))
+    assert driven.propose([1], 4) is EMPTY
+    assert driven.drafting.winner == "ahead"
 
 
 def test_hidden_states_are_asked_for_if_one_wants_them() -> None:

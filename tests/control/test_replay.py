@@ -10,7 +10,7 @@ import pytest
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.learned import Learned
-from edgespec.decoding.drafter import Proposal
+from edgespec.decoding.proposal import Proposal
 from edgespec.drafters.ngram import NGram
 from edgespec.engine.known import known_rates
 from edgespec.runtimes.files.manifest import Measured, MethodPart

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.auto import Auto, Candidate
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Ask, Policy
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel

@@ -10,14 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive, Control
-from edgespec.decoding.drafter import EMPTY, Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError
 from edgespec.formulas.cost import CostModel
-from edgespec.plugins.paradecode.drafter import LayersRun
 from tests.decoding.test_loop import truth_of
 from tests.decoding.test_monitor import VOCAB, right, watched
 from tests.support.reference import FunctionTarget
@@ -37,11 +36,6 @@ def tree_probs(value: float) -> Proposal:
     return Proposal(TREE, PARENTS, probs)
 
 
-def resumed(rows: Any, tokens: list[int], parents: list[int] | None = None) -> Proposal:
-    above = None if parents is None else np.array(parents)
-    return Proposal(np.array(tokens, np.int64), above, head_start=LayersRun(np.array(rows, np.float32), 1, 4))
-
-
 # (what is wrong, what the reason says) of a proposal
 NONSENSE: dict[tuple[str, str], Callable[[], Any]] = {
     ("an error", "RuntimeError: broken drafter"): raising,
@@ -57,8 +51,6 @@ NONSENSE: dict[tuple[str, str], Callable[[], Any]] = {
     ("its own parent", "children"): lambda: Proposal(TREE, np.array([0, -1, -1])),
     ("a negative token", "vocabulary"): lambda: Proposal(np.array([-1])),
     ("a token too large", "vocabulary"): lambda: chain([VOCAB]),
-    ("layers that ran", "cannot resume"): lambda: resumed([[0.0]] * 3, [1, 2]),
-    ("layers that ran without a guess", "cannot resume"): lambda: resumed([[0.0]], []),
     ("nothing at all", "expected a Proposal, got NoneType"): lambda: None,
     ("a list", "expected a Proposal, got list"): lambda: [1, 2],
 }
@@ -118,55 +110,44 @@ def test_a_drafter_that_clings_to_its_first_guess() -> None:
     assert stats.dropped_reason is None
 
 
-class ResumingTarget(FunctionTarget):
-    """A target that would resume a pass; notes how many rows it was given."""
+class Ahead(FunctionTarget):
+    """What runs the rest of a pass; notes how many rows it was given."""
 
-    keep_hidden = False
-    resumed: list[int]
+    def __init__(self, target: FunctionTarget) -> None:
+        self.target, self.rows = target, list[int]()
 
-    def forward_heads(self, group, hidden, top=0):  # type: ignore[no-untyped-def]
-        raise NotImplementedError
-
-    def forward_layers(self, rows, offset, first, last):  # type: ignore[no-untyped-def]
-        raise NotImplementedError
-
-    def forward_from(
-        self, tokens: NDArray[np.int64], hidden: NDArray[np.float32], layer: int, best: bool = False
-    ) -> Pass:
-        assert len(tokens) == len(hidden)
-        self.resumed.append(len(tokens))
-        return self.forward(tokens)
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        self.rows.append(len(tokens))
+        output = self.target.forward(tokens, parents)
+        output.share = 0.25
+        return output
 
 
-@pytest.mark.parametrize(
-    "rows, parents, reason",
-    [([[0.0]] * 2, None, "expected 3 rows"), ([[0.0]], None, "expected 3 rows"),
-     ([[0.0]] * 3, [-1, -1], "expected 3 rows of a chain"), ([[0.0]] * 3, [-1, 0], "expected 3 rows of a chain"),
-     ([[0.0], [np.nan], [0.0]], None, "finite"), ([[np.inf], [0.0], [0.0]], None, "finite")],
-)  # fmt: skip
-def test_layers_that_ran_ahead_must_be_those_of_the_chain(rows: Any, parents: list[int] | None, reason: str) -> None:
-    target, stats = ResumingTarget(hash_logits(4, VOCAB), VOCAB), Stats()
-    target.resumed = []
-    drafter = Scripted(lambda tokens, budget: resumed(rows, [1, 2], parents))
+def running_ahead(guess: Callable[[list[int], int], Proposal], target: FunctionTarget) -> tuple[Scripted, Ahead]:
+    drafter, ahead = Scripted(guess), Ahead(target)
+    drafter.runs_ahead = True
+    drafter.through = lambda target: ahead  # type: ignore[method-assign]
+    return drafter, ahead
+
+
+def test_a_pass_that_drafting_began_is_gone_on_with_as_the_chain_was_cut() -> None:
+    """Whatever is verified of it, without a guess too; only what is left of the pass counts as work."""
+    truth, stats, target = truth_of(4), Stats(), FunctionTarget(hash_logits(4, VOCAB), VOCAB)
+    drafter, ahead = running_ahead(lambda tokens, budget: chain(truth(tokens, 4) if len(tokens) < 8 else []), target)
     text = [t for r in decode(target, drafter, [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
-    assert text == truth_of(4)([1, 2], 9)
-    assert reason in str(stats.dropped_reason)
-    assert target.resumed == []
-
-
-def test_a_chain_is_resumed_as_it_was_cut() -> None:
-    truth, stats = truth_of(4), Stats()
-    target = ResumingTarget(hash_logits(4, VOCAB), VOCAB)
-    target.resumed = []
-
-    def guess(tokens: list[int], budget: int) -> Proposal:
-        out = truth(tokens, 4)
-        return Proposal(np.array(out), head_start=LayersRun(np.zeros((5, 4), np.float32), 1, 4))
-
-    text = [t for r in decode(target, Scripted(guess), [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
     assert text == truth([1, 2], 9)
     assert stats.dropped_reason is None
-    assert target.resumed == [3, 3, 3]
+    assert ahead.rows == [3, 3, 1, 1]  # the last round has no room for a guess, and nobody is asked
+    assert stats.plain_rounds == 3
+
+
+def test_a_pass_is_the_targets_own_where_drafting_failed() -> None:
+    target, stats = FunctionTarget(hash_logits(4, VOCAB), VOCAB), Stats()
+    drafter, ahead = running_ahead(lambda tokens, budget: chain([VOCAB]), target)
+    text = [t for r in decode(target, drafter, [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
+    assert text == truth_of(4)([1, 2], 9)
+    assert "vocabulary" in str(stats.dropped_reason)
+    assert ahead.rows == []
 
 
 def test_an_interrupt_in_a_drafter_and_an_error_of_the_target_go_through() -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import EMPTY, Drafter, Proposal
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, Round, decode
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.plain import Plain

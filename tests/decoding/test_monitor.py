@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from edgespec.cli.answer import stats_lines
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding import loop
-from edgespec.decoding.drafter import Proposal, Verdict
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import SHADOW
 from edgespec.decoding.stats import PLAIN, WINDOW, Expected, RoundTime, Stats
 from edgespec.decoding.target import Pass

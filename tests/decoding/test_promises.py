@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Proposal
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import DRAFT
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.verify import EXACT, Accept

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.drafter import EMPTY, Proposal
 from edgespec.decoding.noise import DRAFT, Noise
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, _top, distribution, support
 from edgespec.decoding.verify import RowSampler
 from edgespec.errors import EdgespecError, InvalidRequest

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgespec.decoding import loop
-from edgespec.decoding.drafter import Drafter, Proposal
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import SkipSet, common_prefix

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import EMPTY, Drafter, Proposal
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.target import Pass
 from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter

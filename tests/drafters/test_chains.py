@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import EMPTY, Drafter, DraftRequest, Verdict
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Verdict
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, SkipSet

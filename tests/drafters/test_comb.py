@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, Proposal
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, distribution
 from edgespec.drafters.draw import MOST_SIBLING_NODES, Draw, SiblingPolicy, draw_siblings, paper_width
 from edgespec.errors import EdgespecError

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import DraftRequest, Proposal
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.policy import Ask, Outcome, Policy
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.draft_cache import FIRST_ROWS, InputRows

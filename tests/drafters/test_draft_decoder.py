@@ -26,9 +26,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, Drafter
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Ask, Policy
+from edgespec.decoding.proposal import EMPTY
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram

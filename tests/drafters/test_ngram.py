@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.drafter import EMPTY, DraftRequest
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.proposal import EMPTY
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
 from tests.support.reference import TableTarget

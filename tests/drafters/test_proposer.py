@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
@@ -23,7 +24,6 @@ from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.plugins.paradecode.drafter import LayersRun
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, use_operators
 from tests.support.toy import hash_logits, hash_target, plain
@@ -60,7 +60,6 @@ def run(proposer: Any, seed: int = 1, new: int = 40) -> Stats:
         [np.int64(3)],
         Proposal(np.array([1, 2])),
         Proposal(np.array([1, 2, 3]), np.array([-1, -1, 0])),
-        Proposal(np.array([1]), head_start=LayersRun(np.zeros((2, 4), np.float32), 1, 4)),
     ],
 )
 def test_what_it_may_return(found: Any) -> None:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.control.adaptive import Adaptive, Control
-from edgespec.decoding.drafter import DraftRequest, Proposal
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import MOST_NODES, DraftOptions, Settings
 from edgespec.decoding.stats import RoundTime, Stats

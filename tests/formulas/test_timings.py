@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Control
-from edgespec.decoding.drafter import Proposal
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.stats import RoundTime
 from edgespec.formulas.cost import CostModel, Timings
 from tests.support.rounds import Rounds

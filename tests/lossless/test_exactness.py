@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.drafter import Proposal
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.verify import Accept
 from tests.support.enumeration import Model, chains, plain_texts, random_model, texts, trees
 

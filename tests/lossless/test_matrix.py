@@ -204,4 +204,4 @@ def test_greedy_equals_plain_while_swift_searches(
     assert_equals_plain(made, "chain", CHOSEN[1:4], expected, proposers=("swift", "self-spec"), adaptive=False, **more)
     result = made.generate(PROMPTS[0], method="swift", max_new_tokens=100, ignore_eos=True, **more)
     assert re.search(r"[1-9]\d* sets tried", "; ".join(result.details)), result.details
-    assert list((tmp_path / "swift").glob("*.json"))
+    assert list((tmp_path / "skip-sets").glob("*.json"))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.target import Pass, SkipSet, Target
 from edgespec.decoding.verify import EXACT, Accept, RowSampler

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from benchmarks.shapes import SHAPES
 from edgespec.control.adaptive import Control
-from edgespec.decoding.drafter import Drafter, Proposal
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.proposal import Proposal
 from edgespec.export.bundle.model_part import open_described
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.options import ExportOptions

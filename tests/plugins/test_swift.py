@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive, Control
-from edgespec.decoding.drafter import EMPTY, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass, ScoringTarget, SkipSet

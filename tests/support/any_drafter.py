@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.export.architectures import Architecture

@@ -10,8 +10,8 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Proposal
 from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, verify
 
 Model = Callable[[tuple[int, ...]], NDArray[np.float64]]  # prefix -> distribution [vocab]

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.control.adaptive import Adaptive, Control
-from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.drafting import Drafting
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import Pass
@@ -27,7 +28,6 @@ class Rounds:
         self.policy = policy if isinstance(policy, Policy) else Policy([policy])
         self.stats, self.policy.width = Stats(), width
         target = FunctionTarget(lambda prefix: np.zeros(1, np.float32), vocab)
-        target.forward_from = target.forward  # type: ignore[attr-defined]
         self.drafting = Drafting(self.policy, target, frozenset(), self.stats)
         self.drafting.begin(DraftRequest(list(prompt), params or SamplingParams()))
 

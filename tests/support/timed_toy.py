@@ -10,12 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Control
-from edgespec.decoding.drafter import Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.loop import DecodeOptions, PassRequest, decode, run_pass
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, Target
+from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget
 
@@ -166,10 +167,10 @@ def run(
     target, verify, made = FunctionTarget(logits, VOCAB, 1 << 14), CostModel(curve, 0.0), Run()
     options = DecodeOptions(new, 8, sampling=sampling or SamplingParams())
 
-    def timed(target: Target, request: PassRequest) -> Pass:
-        output = run_pass(target, request)
-        request.ms = verify.v(len(request.tokens)) * STEP_MS
-        clock.ms += request.ms
+    def timed(request: PassRequest) -> Pass:
+        output = run_pass(request)
+        output.ms = verify.v(len(request.tokens)) * STEP_MS
+        clock.ms += output.ms
         made.counted += verify.v(len(request.tokens))
         return output
 

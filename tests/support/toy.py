@@ -9,9 +9,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import EMPTY, NOTHING, Drafter, DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import NOTHING, Drafter, DraftRequest
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Target

@@ -16,8 +16,9 @@ import numpy as np
 
 from edgespec.control.adaptive import Control
 from edgespec.control.learned import Learned
-from edgespec.decoding.drafter import Drafter, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.policy import Policy
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass
 from edgespec.formulas.confidence import BOUNDS, Confidence

@@ -21,10 +21,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import HeadStart, Proposal
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import support
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import LayeredTarget, Pass, Target
+from edgespec.decoding.target import LayeredTarget, Pass, Runner, Target
 from edgespec.decoding.text import Prefix
 from edgespec.drafters.draw import Draw, DrawingDrafter
 from edgespec.drafters.registry import Parts
@@ -35,30 +35,28 @@ _THRESHOLD = 0.6  # of a bundle that names none; the paper finds .4 to .9 about 
 _MOST = 8  # tokens in flight
 
 
-class LayersRun(HeadStart):
-    """Rows of a chain whose first layers have run.
+class Resumed:
+    """The pass over a chain whose first ``layer`` layers have run.
 
-    ``hidden``: float32 [n, hidden], the residual stream of every row of the pass before layer ``layer`` of ``layers``;
-    the keys and values of these rows are in the cache up to there.
+    ``hidden``: float32 [n, hidden], the residual stream of its rows before that layer; their keys and values are in the
+    cache up to there.  A pass over the first rows alone will do.
     """
 
-    def __init__(self, hidden: NDArray[np.float32], layer: int, layers: int) -> None:
-        self.hidden, self.layer, self.layers = hidden, layer, layers
-        self.left = 1 - layer / layers
+    def __init__(self, target: LayeredTarget, hidden: NDArray[np.float32], layer: int) -> None:
+        self._target, self._hidden, self._layer = target, hidden, layer
 
-    def truncated(self, rows: int) -> LayersRun:
-        return self if len(self.hidden) <= rows else LayersRun(self.hidden[:rows], self.layer, self.layers)
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """See ``Target.forward``."""
+        return self._run(tokens, False)
 
-    def check(self, target: Target, proposal: Proposal) -> None:
-        if not hasattr(target, "forward_from"):
-            raise ValueError("layers have run ahead, but the target cannot resume a pass")
-        if proposal.parents is not None or len(self.hidden) != len(proposal) + 1:
-            raise ValueError(f"expected {len(proposal) + 1} rows of a chain to resume, got {len(self.hidden)}")
-        if not np.isfinite(self.hidden.sum()):  # else they would be the failure of the target's own pass
-            raise ValueError("the hidden states to resume from must be finite")
+    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """See ``GreedyTarget.forward_best``."""
+        return self._run(tokens, True)
 
-    def forward(self, target: Target, tokens: NDArray[np.int64], best: bool) -> Pass:
-        return cast(LayeredTarget, target).forward_from(tokens, self.hidden, self.layer, best)
+    def _run(self, tokens: NDArray[np.int64], best: bool) -> Pass:
+        output = self._target.forward_from(tokens, self._hidden[: len(tokens)], self._layer, best)
+        output.share = 1 - self._layer / self._target.layers
+        return output
 
 
 class ParaDecode(DrawingDrafter):
@@ -69,15 +67,24 @@ class ParaDecode(DrawingDrafter):
     """
 
     name = "paradecode"
+    runs_ahead = True
 
     def __init__(
         self, target: LayeredTarget, exits: Sequence[int], threshold: float = _THRESHOLD, most: int = _MOST
     ) -> None:
         self.target, self.exits, self.threshold, self.most = target, tuple(exits), threshold, most
         self.vocab = target.vocab_size
+        self._hidden: NDArray[np.float32] | None = (
+            None  # [n, hidden] of the last proposal's rows, before the last layers
+        )
+
+    def through(self, target: Target) -> Runner:
+        """Go on from the hidden states of the last proposal."""
+        assert self._hidden is not None
+        return Resumed(cast(LayeredTarget, target), self._hidden, self.exits[-1])
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Guess while exits are sure; the proposal has the hidden states of its rows before the last layers."""
+        """Guess while exits are sure, and keep the hidden states of the rows before the last layers."""
         most, edges = min(budget, self.most), (0, *self.exits)
         segments = len(self.exits)
         # waiting[s]: rows that have run s segments and wait for a row that goes on, oldest first
@@ -105,9 +112,11 @@ class ParaDecode(DrawingDrafter):
             waiting[at].append(row)
             if not sure:
                 break
-        start = LayersRun(np.concatenate(waiting[segments]), self.exits[-1], self.target.layers)
+        self._hidden = hidden = np.concatenate(waiting[segments])
+        if not np.isfinite(hidden.sum()):  # else they would be the failure of the target's own pass
+            raise EdgespecError("expected finite hidden states to go on from, got NaN or infinity")
         drawn = np.stack(probs) if probs else None  # [n, vocab]
-        return Proposal(np.array(guesses, np.int64), None, drawn, head_start=start)
+        return Proposal(np.array(guesses, np.int64), None, drawn)
 
     def _ask(
         self, at: int, row: NDArray[np.float32], how: Draw, guesses: list[int], probs: list[NDArray[np.float64]]

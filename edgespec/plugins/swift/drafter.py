@@ -13,7 +13,8 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.decoding.drafter import DraftRequest, Proposal, Verdict
+from edgespec.decoding.drafter import DraftRequest
+from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
