@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import alternate, conditions, ratio, show
 from benchmarks.plain import genai_generator
-from edgespec.decoding.target import GreedyTarget
+from edgespec.decoding.target import BEST
 from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.opening import open_slot
@@ -148,9 +148,8 @@ def comb(rows: int) -> NDArray[np.int64]:
 
 
 def _pass(slot: Slot, tokens: Any, parents: NDArray[np.int64] | None = None) -> Callable[[], None]:
-    if isinstance(slot, GreedyTarget):
-        best = slot.forward_best
-        return lambda: (best(tokens, parents), None)[1]
+    if BEST in slot.can:
+        return lambda: (slot.forward(tokens, parents, True), None)[1]
     return lambda: (slot.forward(tokens, parents).logits.argmax(-1), None)[1]
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.common import alternate, conditions, ratio, show
 from benchmarks.shapes import TRANSLATORS, write_shape
 from edgespec.decoding.settings import Settings
-from edgespec.decoding.target import GreedyTarget
+from edgespec.decoding.target import BEST
 from edgespec.engine.encoding import Source
 from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.bundle import Bundle
@@ -60,11 +60,11 @@ def ours(engine: Engine, start: int, sources: Sources, new: int) -> Runs:
         engine.generate(Source.of(one, [start]), settings.changed(max_new_tokens=tokens))
 
     slot = engine.open_slot(prompt=Source.of(sources()[0], [start]))
-    assert isinstance(slot, GreedyTarget)
+    assert BEST in slot.can
     slot.prefill([start] * BEFORE)
 
     def rows(count: int) -> Callable[[], object]:
-        return lambda: slot.forward_best(np.arange(3, 3 + count))
+        return lambda: slot.forward(np.arange(3, 3 + count), None, True)
 
     passes = {f"rows {count}": rows(count) for count in ROWS}
     return {"read": lambda: alone(1), "text": lambda: alone(new), "batch": lambda: write(new, BATCH), **passes}

@@ -151,7 +151,7 @@ def main() -> None:
             texts.append(one)
             print(at, kind, len(prompt), len(tokens), one["right"], flush=True)
         target.stand_in(200)
-        verify = measure(lambda n: target.forward_best(np.zeros(n, np.int64)), (1, 2, 3, 5, 9), 9)  # type: ignore[attr-defined]
+        verify = measure(lambda n: target.forward(np.zeros(n, np.int64), None, True), (1, 2, 3, 5, 9), 9)
         (draft,) = measure(lambda _: drafter.dry_step(), (1,), 9).values()
         part = engine.bundle.manifest.methods[arguments.method]
         found = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -44,7 +45,7 @@ def edgespec(model: str, threads: int, context: int) -> Callable[[int, int], Pas
         if depth == 0 and rows > 64:  # a prompt
             behind = -1
             return lambda: slot.prefill(tokens.tolist())
-        best = getattr(slot, "forward_best", None) or slot.forward
+        best = partial(slot.forward, best=True)
         return lambda: best(tokens)
 
     return pass_of

@@ -136,8 +136,8 @@ class Control:
         self._buckets: dict[int, Bucket] = {}
         self._prices_of: tuple[object, list[float]] = None, []  # what prices were last asked for, and they
         self._rest = 0  # rounds that are plain without looking
-        self._width, self._required, self._limit = 1, 1.0, inf  # of the round at hand
-        self._decision: Decision | None = None  # of the round at hand
+        self._width, self._required, self._limit = 1, 1.0, inf  # of the current round
+        self._decision: Decision | None = None  # the same
         self._last = Decision(acceptance=self.prior[0])  # the last one
         self._unverified: list[_Unverified] = []
         self._looks = Pace()  # what rounds of a cheap drafter were expected to give
@@ -343,7 +343,7 @@ class Control:
             proposal: the drafter's, as it was verified; None where it made none, or another drafter's was.
             right: guesses of it that were accepted.
             tested: depths of it that were put to the test.
-            time: what the round took, whoever had rows in its pass; of drafting, what this drafter took.
+            time: of the round; of drafting, this drafter's share of it.
             came: whether its turn came, so that what was chosen counts.
             timed: whether the times say something of this drafter.
         """

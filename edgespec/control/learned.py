@@ -1,4 +1,4 @@
-"""What an engine has learned of a method: all its requests, in whichever session, begin with it and add to it."""
+"""Keep what an engine has learned of a method: all its requests begin with it and add to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Standing:
     now: int = 0  # rounds in which it was a candidate
     until: int = 0  # round before which it is not tried again
     wait: int = AGAIN  # rounds to wait after the next failure
-    note: str = ""  # why it was left last, in words
+    note: str = ""  # why it was left last
 
     @property
     def round_loss_limit(self) -> float:
@@ -62,7 +62,7 @@ class Standing:
 
 @dataclass
 class Learned:
-    """What is known of one method with its options."""
+    """Acceptance and costs of one method with its options."""
 
     cost: CostModel | None = None  # None = its drafter was never loaded
     evidence: dict[int, Evidence] = field(default_factory=dict)  # by bucket

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,25 +13,25 @@ from edgespec.decoding.drafter import NOTHING, Drafter, DraftRequest
 from edgespec.decoding.policy import Ask, Outcome, Policy
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import PLAIN, Expected, RoundTime, Stats
-from edgespec.decoding.target import AuxHiddenTarget, Pass, Runner, Target
+from edgespec.decoding.target import Pass, Runner, Target
 
-_NOBODY: list[tuple[Ask, float]] = []  # nobody keeps what asking took
+_UNTIMED: list[tuple[Ask, float]] = []  # where no policy learns from times
 
 
 class Drafting:
     """Calls the hooks of drafters between the rounds of the loop.
 
-    A drafter is left out at its first failure, and the reason is kept; where no other is left, decoding goes on
-    plainly.  Failures and the drafters' time are counted in ``stats``.
+    A drafter is left out at its first failure, and the reason is kept; where no other is left, decoding
+    continues plainly.  Failures and the drafters' time are counted in ``stats``.
     """
 
     def __init__(self, policy: Policy, target: Target, eos: frozenset[int], stats: Stats) -> None:
         self._policy: Policy | None = policy
-        self._target: Any = target
+        self._target = target
         self._eos, self._stats = eos, stats
         self._request = DraftRequest([])
         self._known = 0  # tokens at the beginning of the prompt of which no drafter needs auxiliary states
-        self._drafters: list[Drafter] = []  # those that are told of every round
+        self._drafters: list[Drafter] = []  # those that observe every round
         self._begun: set[Drafter] = set()  # those that have begun this request, and have missed nothing since
         # hooks that do something: most drafters leave some as they are, and a call less is felt in a fast round
         self._readers: dict[Drafter, Callable[[list[int], int], int]] = {}
@@ -44,7 +43,7 @@ class Drafting:
         self._winner: Ask | None = None
         self.through: Runner = target  # what runs this round's pass
         self._start = 0.0  # when drafting of this round began
-        self.tapped: AuxHiddenTarget | None = None
+        self.tapped: Target | None = None
         self.draft_ms = 0.0
 
     def begin(self, request: DraftRequest, first: Sequence[Drafter] = ()) -> int:
@@ -107,7 +106,7 @@ class Drafting:
         """Return the first proposal that offers something, nothing below an EOS; the empty one if there is none."""
         proposal, winner, before = EMPTY, None, self._start
         self.through = self._target
-        took = self._took = [] if self._learns else _NOBODY
+        took = self._took = [] if self._learns else _UNTIMED
         for ask in self._asks:
             if ask.looks:
                 if ask.drafter not in self._begun and not self._begin(ask.drafter, tokens):
@@ -116,7 +115,7 @@ class Drafting:
             elif winner is not None:
                 continue
             # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the
-            # target that failed below a self-draft, its next pass will say so.
+            # target that failed below a self-draft, its next pass will fail as well.
             try:
                 if ask.least_gain is None:
                     found = ask.drafter.propose(tokens, ask.most)
@@ -133,7 +132,7 @@ class Drafting:
                     proposal, winner = found, ask
             except Exception as error:
                 self._fail(ask.drafter, "propose", error)
-            if took is not _NOBODY:
+            if took is not _UNTIMED:
                 now = perf_counter()
                 took.append((ask, 1000 * (now - before)))
                 before = now
@@ -198,7 +197,7 @@ class Drafting:
         if not isinstance(proposal, Proposal):
             raise TypeError(f"expected a Proposal, got {type(proposal).__name__}")
         proposal.check(self._target.vocab_size)
-        if proposal.parents is not None and not getattr(self._target, "trees", True):
+        if proposal.parents is not None and not self._target.trees:
             raise ValueError("a tree of guesses, but this target takes chains")
         proposal = proposal.truncated(budget)
         if self._eos and len(proposal):
@@ -221,7 +220,7 @@ class Drafting:
     def _take_in(self, tokens: list[int]) -> None:
         """Follow the policy's drafters: those that are new begin, those that left have to begin again.
 
-        A cheap one reads what it missed by itself.
+        A cheap one reads what it missed when it proposes.
         """
         before, policy = self._drafters, self._policy
         if policy is not None:
@@ -243,7 +242,7 @@ class Drafting:
         self.tapped = self._target if "aux_hidden" in wants else None
 
     def _fail(self, drafter: Drafter | None, where: str, error: Exception) -> None:
-        """Leave out what has failed; None = the policy itself, or what it loads."""
+        """Leave out what has failed; None = the policy, or what it loads."""
         policy = self._policy
         if policy is None:
             return

@@ -21,7 +21,7 @@ from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
-from edgespec.decoding.target import Pass, Runner, Target
+from edgespec.decoding.target import BEST, Pass, Runner, Target
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
@@ -63,10 +63,10 @@ class PrefillRequest:
 
 
 class Piece(NamedTuple):
-    """What is read of a text next."""
+    """The part of a text that is read next."""
 
     rows: int  # tokens that a pass reads
-    taken: int = 0  # tokens before them that the target took up from another slot
+    taken: int = 0  # tokens before them that the target copied from another slot
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class PassRequest:
     tokens: NDArray[np.int64]  # int64 [n], the pending token and its guesses
     parents: NDArray[np.int64] | None  # int64 [n], parent row of each row, -1 for row 0; None = a chain
     best: bool  # whether the likeliest token of each row and its logit are enough
-    through: Runner  # what runs it: the target, or what goes on from the layers that a drafter has run of it
+    through: Runner  # what runs it: the target, or what continues after the layers that a drafter has run of it
 
 
 @dataclass(slots=True)
@@ -97,10 +97,7 @@ class Round:
 def run_pass(request: PassRequest) -> Pass:
     """Run a pass by itself, and time it."""
     start = perf_counter()
-    if request.best:
-        output: Pass = request.through.forward_best(request.tokens, request.parents)  # type: ignore[attr-defined]
-    else:
-        output = request.through.forward(request.tokens, request.parents)
+    output = request.through.forward(request.tokens, request.parents, request.best)
     output.ms = 1000 * (perf_counter() - start)
     return output
 
@@ -262,7 +259,7 @@ def _read_ahead(drafting: Drafting, tokens: list[int], left: int, stats: Stats, 
 def _needs_only_best(target: Target, options: DecodeOptions) -> bool:
     """Whether logits need not leave the LM head: nothing but the likeliest tokens is looked at."""
     bare = options.sampling.plain_greedy and options.accept.lossless and not options.logprobs
-    return bare and hasattr(target, "forward_best")
+    return bare and BEST in target.can
 
 
 def _sent(answer: Pass | Piece | None) -> Pass:

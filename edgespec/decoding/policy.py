@@ -1,4 +1,4 @@
-"""Who guesses in each round of a request, and how much.
+"""Choose who guesses in each round of a request, and how much.
 
 A policy is asked once in a round and told once what came of it; it calls no drafter (``decoding.drafting`` does).
 ``Policy`` always asks: a fixed number of guesses.  ``control`` has those that estimate what is fastest.
@@ -23,17 +23,17 @@ class Ask:
     # what ``Drafter.propose_until`` is given; None = ``propose`` is called
     least_gain: Callable[[int], float] | None = None
     reviewed: bool = False  # whether ``Policy.review`` cuts the proposal
-    looks: bool = False  # it is asked whoever wins, and its guesses are not verified: the policy learns from them
+    looks: bool = False  # it is asked in any case, and its guesses are not verified: the policy learns from them
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a round."""
+    """The result of a round."""
 
     proposal: Proposal  # as it was verified
     verdict: Verdict
     time: RoundTime
-    winner: Ask | None = None  # whose proposal it was; None = nobody's
+    winner: Ask | None = None  # whose proposal it was; None = there was none
     took: list[tuple[Ask, float]] = field(default_factory=list)  # who was asked, in order, and for how many ms
 
     def ms(self, drafter: Drafter) -> float:
@@ -48,10 +48,10 @@ class Policy:
 
     Attributes:
         name: the method, as results call it.
-        drafters: those that are told of every round, in the order in which they are asked; replaced, never changed.
+        drafters: those that observe every round, in the order in which they are asked; replaced, never changed.
         won: rounds that each drafter won in this request.
-        width: requests whose rows share a pass now; whoever drives the request sets it.
-        switches: whether it changes between methods by itself.
+        width: requests whose rows share a pass now; set by the caller that drives the request.
+        switches: whether it changes between methods.
     """
 
     switches = False
@@ -69,12 +69,12 @@ class Policy:
         self._budget, self._asks = 0, list[Ask]()  # of the last round
         self.drafters = [*first, *self._own]
         self.won: dict[Drafter, int] = {}
-        self.lost: dict[Drafter, str] = {}  # why each that failed did, in words
+        self.lost: dict[Drafter, str] = {}  # why each failed
 
     def begin(self, request: DraftRequest, stats: Stats, first: Sequence[Drafter] = ()) -> None:
-        """Begin a request; ``first``: drafters of its own, which are asked before all others.
+        """Begin a request; ``first``: drafters for it alone, which are asked before all others.
 
-        What is decided is counted in ``stats``.
+        Decisions are counted in ``stats``.
         """
         self._reset(stats, first)
 
@@ -88,7 +88,7 @@ class Policy:
         return self._asks
 
     def review(self, ask: Ask, proposal: Proposal, tokens: list[int], ms: float) -> Proposal:
-        """Cut a proposal that took ``ms`` to what is worth verifying; called where the ask says so."""
+        """Cut a proposal that took ``ms`` to what is worth verifying; called for asks that are ``reviewed``."""
         return proposal
 
     def expected(self, winner: Ask, proposal: Proposal) -> Expected | None:

@@ -1,4 +1,4 @@
-"""What a drafter proposes, and what comes of it."""
+"""Proposals of drafters, and verdicts on them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Proposal:
     Attributes:
         tokens: int64 [n], the guesses.
         parents: int64 [n], index of each node's parent, -1 = the pending token; None = a chain.
-        probs: float [n, vocab], the draft distribution q each token was drawn from; None = a deterministic guess.
-        replacement: whether siblings were drawn with replacement; without, q is renormalised after each rejection.
+        probs: float [n, vocab], the draft distribution q each token was sampled from; None = a deterministic guess.
+        replacement: whether siblings were sampled with replacement; without, q is renormalised after each rejection.
         bucket: a small label of how sure the drafter is; adaptive control keeps one acceptance record per label.
     """
 

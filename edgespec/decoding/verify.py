@@ -280,7 +280,7 @@ def keeps_text(proposal: Proposal, rows: RowSampler, accept: Accept, target: Tar
     With ``exact_trees`` the target's rows of trees have the bits of chains.  Where attention adds them up in another
     order, near-ties may differ.
     """
-    same_rows = proposal.parents is None or getattr(target, "exact_trees", False)
+    same_rows = proposal.parents is None or target.exact_trees
     return accept.lossless and same_rows and (proposal.probs is None or rows.matching)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
+from edgespec.decoding.target import Pass, Target, common_prefix
 from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.bundle import read_confidence, read_masked
@@ -66,7 +66,7 @@ class DraftCache:
     borrowed = False  # whether the rows are those of another model
     chooses = False  # it says how many guesses are worth a row
 
-    def __init__(self, target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> None:
+    def __init__(self, target: Target, slot: Slot, branch: tuple[int, ...] = (1,)) -> None:
         assert slot.model.part.decoder is not None
         self.target, self.slot, self.branch = target, slot, branch
         self.decoder: DecoderPart = slot.model.part.decoder
@@ -263,7 +263,7 @@ class CorrectedBlockCache(BlockCache):
     row of the pass costs.
     """
 
-    def __init__(self, target: AuxHiddenTarget, slot: Slot) -> None:
+    def __init__(self, target: Target, slot: Slot) -> None:
         super().__init__(target, slot)
         self._sure = read_confidence(slot.model.folder, slot.model.part)
         self._corrects = any(group.kind == MARKOV for group in slot.model.part.heads)
@@ -362,7 +362,7 @@ class ParallelCache(DraftCache):
 
     at_once = True
 
-    def __init__(self, target: AuxHiddenTarget, slot: Slot) -> None:
+    def __init__(self, target: Target, slot: Slot) -> None:
         super().__init__(target, slot)
         masked = read_masked(slot.model.folder, slot.model.part)
         assert masked is not None
@@ -433,7 +433,7 @@ class BorrowedCache(DraftCache):
         return self.target
 
 
-def draft_cache_of(target: AuxHiddenTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> DraftCache:
+def draft_cache_of(target: Target, slot: Slot, branch: tuple[int, ...] = (1,)) -> DraftCache:
     """Choose the cache for a hidden-state drafter, by what its part of the manifest says."""
     decoder = slot.model.part.decoder
     assert decoder is not None

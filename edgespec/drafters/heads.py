@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import HIDDEN, Drafter, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import HeadTarget, Pass
+from edgespec.decoding.target import Pass, Target
 from edgespec.drafters.registry import Parts
 from edgespec.errors import EdgespecError
 from edgespec.formulas.tree import Path, best_tree, chain, grow, layout
@@ -40,7 +40,7 @@ class Medusa(Drafter):
     wants = HIDDEN
     steps_at_once = True  # drafting costs the same however deep the guesses reach
 
-    def __init__(self, target: HeadTarget, group: str, paths: Sequence[Path]) -> None:
+    def __init__(self, target: Target, group: str, paths: Sequence[Path]) -> None:
         self.target, self.group, self.paths = target, group, list(paths)
         self._parents, self._heads, self._ranks = layout(self.paths)
         self._chain = bool((self._parents == np.arange(len(self.paths)) - 1).all())
@@ -92,7 +92,7 @@ class Blockwise(Medusa):
 
     name = "blockwise"
 
-    def __init__(self, target: HeadTarget, group: str, count: int, cycles: int = 0) -> None:
+    def __init__(self, target: Target, group: str, count: int, cycles: int = 0) -> None:
         super().__init__(target, group, chain([[1.0]] * count, count))
         self.cycles = cycles
         self.steps_at_once = not cycles

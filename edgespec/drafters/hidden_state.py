@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import AUX_HIDDEN, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import AuxHiddenTarget, Pass, common_prefix
+from edgespec.decoding.target import Pass, Target, common_prefix
 from edgespec.drafters.draft_cache import CorrectedBlockCache, draft_cache_of
 from edgespec.drafters.draw import DrawingDrafter, rows_of
 from edgespec.drafters.registry import Parts
@@ -43,9 +43,7 @@ class HiddenStateDrafter(DrawingDrafter):
 
     wants = AUX_HIDDEN
 
-    def __init__(
-        self, target: AuxHiddenTarget, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None
-    ) -> None:
+    def __init__(self, target: Target, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None) -> None:
         self.name, self.target, self.slot, self.branch = name, target, slot, branch or (1,)
         self.vocab = target.vocab_size
         self.cache = draft_cache_of(target, slot, self.branch)
@@ -56,7 +54,7 @@ class HiddenStateDrafter(DrawingDrafter):
         self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet
         self._sound = False  # nothing failed since the cache was right
         # whether to go on from elsewhere takes states, too, as the target does not read a single token again
-        self.stateful = bool(self.deferred_rows and getattr(target, "stateful", False))
+        self.stateful = bool(self.deferred_rows and target.stateful)
 
     def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
         return None, rows_of(self.branch, budget)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import count
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
+from edgespec.decoding.target import DRAFT_BEST, Pass, SkipSet, Target
 from edgespec.drafters.draw import DrawingDrafter, Weak, draw_chain, spread
 from edgespec.drafters.registry import Parts
 from edgespec.formulas.confidence import Confidence
@@ -35,7 +34,7 @@ class SelfSpec(DrawingDrafter):
     stops = True
     gamma_max = 12  # longest chain, whatever the budget
 
-    def __init__(self, target: SelfDraftTarget, skip: SkipSet, confidence: Confidence | None = None) -> None:
+    def __init__(self, target: Target, skip: SkipSet, confidence: Confidence | None = None) -> None:
         self.target, self.skip, self.vocab = target, skip, target.vocab_size
         self.confidence = confidence or Confidence()
         self._first_confidence = deepcopy(self.confidence)
@@ -78,7 +77,7 @@ class SelfSpec(DrawingDrafter):
 
     def _steps(self, tokens: list[int]) -> Callable[[int | None], NDArray[np.float32]]:
         """Give what runs one draft step after the other: a guess (None at first) -> logits float32 [vocab] after it."""
-        run = self._passes(tokens, self.target.forward_skipped)
+        run = self._passes(tokens, False)
         if not self.skip.head_rows or self.params.plain_greedy:
             return lambda guess: run(guess).logits[-1]
         rows = self.skip.head_rows  # what changes logits may name any token
@@ -86,9 +85,9 @@ class SelfSpec(DrawingDrafter):
 
     def _choices(self, tokens: list[int]) -> Callable[[int | None], tuple[int, float]] | None:
         """Do the same where the target chooses: a guess -> the likeliest token after it, and its probability."""
-        if not getattr(self.target, "chooses", False):
+        if DRAFT_BEST not in self.target.can:
             return None
-        run = self._passes(tokens, cast(ChoosingTarget, self.target).forward_skipped_best)
+        run = self._passes(tokens, True)
 
         def choose(guess: int | None) -> tuple[int, float]:
             found = run(guess)
@@ -98,16 +97,14 @@ class SelfSpec(DrawingDrafter):
 
         return choose
 
-    def _passes(
-        self, tokens: list[int], forward: Callable[[NDArray[np.int64], int, SkipSet], Pass]
-    ) -> Callable[[int | None], Pass]:
-        offset, skip = count(), self.skip
-        return lambda guess: forward(np.array([tokens[-1] if guess is None else guess], np.int64), next(offset), skip)
+    def _passes(self, tokens: list[int], best: bool) -> Callable[[int | None], Pass]:
+        offset, skip, run = count(), self.skip, self.target.forward_draft
+        return lambda guess: run(np.array([tokens[-1] if guess is None else guess], np.int64), next(offset), skip, best)
 
     def dry_step(self, first: bool = False) -> bool:
         if first:
             return False
-        self.target.forward_skipped(np.zeros(1, np.int64), 0, self.skip)
+        self.target.forward_draft(np.zeros(1, np.int64), 0, self.skip)
         return True
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:

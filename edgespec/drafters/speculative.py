@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import GreedyTarget, Target
+from edgespec.decoding.target import BEST, Target
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
 from edgespec.drafters.registry import Parts
@@ -38,9 +38,9 @@ class Speculative(DrawingDrafter):
     def __init__(self, model: Target, vocab: int, branch: tuple[int, ...] | None = None) -> None:
         self.model, self.vocab, self.branch = model, vocab, branch or (1,)
         # `follow` may take back what was kept: where states cannot be cut back, they stay at what was told before
-        model.revocable = True  # type: ignore[attr-defined]
+        model.revocable = True
         # its likeliest token may not be one of its padding, which the target does not know
-        self._greedy = model if isinstance(model, GreedyTarget) and model.vocab_size <= vocab else None
+        self._greedy = BEST in model.can and model.vocab_size <= vocab
         columns: int = getattr(model, "columns", model.vocab_size)
         self._columns: NDArray[np.int64] | None = None  # [columns]: the token of each, where some have none
         if columns < model.vocab_size:
@@ -115,21 +115,20 @@ class Speculative(DrawingDrafter):
 
     def _chain(self, how: Draw, known: int, length: int) -> Proposal:
         """Draw guesses one below the other; the slot holds ``known`` tokens."""
-        greedy, owed = self._greedy, list(how.tokens[known:])
+        model, owed = self.model, list(how.tokens[known:])
 
         def step(guess: int | None) -> NDArray[np.float32]:
             feed = owed if guess is None else [guess]
             return self._run(feed, len(feed))[0]
 
         def best(guess: int | None) -> tuple[int, float]:
-            assert greedy is not None
             feed = np.array(owed if guess is None else [guess], np.int64)  # [n]
-            found = greedy.forward_best(feed).best
+            found = model.forward(feed, None, True).best
             assert found is not None
-            greedy.keep(range(len(feed)))
+            model.keep(range(len(feed)))
             return int(found[0][-1]), float(found[1][-1])
 
-        return draw_chain(step, how, length, choose=None if greedy is None else best)
+        return draw_chain(step, how, length, choose=best if self._greedy else None)
 
     def _tree(self, how: Draw, known: int, length: int) -> Proposal:
         """Draw a tree: of siblings at the cost of their chain, or a full one, whose nodes run again at every depth."""

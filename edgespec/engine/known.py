@@ -27,7 +27,7 @@ Times = dict[str, dict[int, float]]  # what was measured of this machine: millis
 
 @dataclass
 class Experience:
-    """What an engine's requests have shown, by method and options; all its sessions share it."""
+    """Keeps what an engine's requests have shown, by method and options; all its sessions share it."""
 
     profile: Profile | None = None  # a calibration of this machine
     methods: dict[tuple[str, DraftOptions], Learned] = field(default_factory=dict)

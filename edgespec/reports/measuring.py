@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgespec.decoding.target import GreedyTarget
+from edgespec.decoding.target import BEST
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
@@ -26,8 +26,8 @@ def turned(names: Sequence[N], number: int) -> list[N]:
 def pass_over(slot: Slot, rows: int) -> Callable[[], object]:
     """Make a pass of ``rows`` rows as a greedy round makes it, to be timed."""
     tokens = np.arange(rows) % slot.vocab_size  # different ones, which go to different experts
-    if isinstance(slot, GreedyTarget):
-        return lambda: slot.forward_best(tokens)
+    if BEST in slot.can:
+        return lambda: slot.forward(tokens, None, True)
     return lambda: slot.forward(tokens).logits.argmax(-1)
 
 

@@ -18,7 +18,6 @@ from edgespec.decoding.policy import Ask
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, Stats
-from edgespec.decoding.target import HeadTarget
 from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
 from tests.control.test_auto import always, three
@@ -239,16 +238,7 @@ def test_when_all_have_failed_decoding_is_plain_and_says_so(monkeypatch: pytest.
 
 
 def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.support.toy import FunctionTarget as Target  # type: ignore[attr-defined]
-
-    class Heads(Target):
-        keep_hidden = True
-
-        def forward_heads(self, *_: object) -> Any:
-            raise NotImplementedError
-
-    target = Heads(hash_logits(1, 11), 11, 64)
-    assert isinstance(target, HeadTarget)
+    target = hash_target(1)
     wanting, not_wanting = (Scripted(lambda tokens, budget: Proposal(np.array([1]))) for _ in range(2))
     wanting.wants = HIDDEN
     seen: list[bool] = []

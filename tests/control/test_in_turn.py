@@ -127,10 +127,10 @@ def test_layers_already_run_are_a_proposal() -> None:
 def test_hidden_states_are_asked_for_if_one_wants_them() -> None:
     one, other, model = Scripted(lambda tokens, budget: EMPTY), Plain(), target()
     list(decode(model, Policy([one, other]), [1], DecodeOptions(2)))
-    assert not model.keep_hidden  # type: ignore[attr-defined]
+    assert not model.keep_hidden
     one.wants = HIDDEN
     list(decode(model, Adaptive([Control(other, CostModel()), Control(one, CostModel())]), [1], DecodeOptions(2)))
-    assert model.keep_hidden  # type: ignore[attr-defined]
+    assert model.keep_hidden
 
 
 def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:

@@ -14,7 +14,7 @@ from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import BEST, Pass
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, verify
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError, InvalidRequest
@@ -171,11 +171,15 @@ def test_greedy_text_is_plain_text_where_a_rule_leaves_only_the_likeliest(
 class BestTarget(FunctionTarget):
     """A target that can say the likeliest tokens alone."""
 
+    can = frozenset({BEST})
     asked = 0
 
-    def forward_best(self, tokens, parents=None):  # type: ignore[no-untyped-def]
+    def forward(self, tokens, parents=None, best=False):  # type: ignore[no-untyped-def]
+        output = super().forward(tokens, parents)
+        if not best:
+            return output
         self.asked += 1
-        logits = self.forward(tokens, parents).logits
+        logits = output.logits
         ids = logits.argmax(1)
         return Pass(np.empty((0, VOCAB), np.float32), best=(ids, logits[np.arange(len(ids)), ids]))
 

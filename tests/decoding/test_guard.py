@@ -116,7 +116,7 @@ class Ahead(FunctionTarget):
     def __init__(self, target: FunctionTarget) -> None:
         self.target, self.rows = target, list[int]()
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
         self.rows.append(len(tokens))
         output = self.target.forward(tokens, parents)
         output.share = 0.25

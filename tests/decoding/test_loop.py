@@ -141,7 +141,7 @@ def test_a_guess_below_an_eos_is_never_verified() -> None:
     tree = Proposal(np.array([1, 7, 2, 3, 4]), np.array([-1, -1, 1, 0, 2]))
 
     class Spy(FunctionTarget):
-        def forward(self, tokens, parents=None):  # type: ignore[no-untyped-def]
+        def forward(self, tokens, parents=None, best=False):  # type: ignore[no-untyped-def]
             asked.append(tokens.tolist())
             return super().forward(tokens, parents)
 

@@ -129,12 +129,14 @@ class RememberedTarget(FunctionTarget):
             self.known[prefix] = self.slot.forward(np.array(prefix[-1:], np.int64)).logits[0].copy()
         return self.known[prefix]
 
-    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+    def forward_draft(
+        self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None, best: bool = False
+    ) -> Pass:
         self._draft_rows[offset:] = tokens.tolist()
         key = tuple(self.tokens), tuple(self._draft_rows)
         if key not in self.known_drafts:
             self._stand(self.tokens)
-            self.known_drafts[key] = self.slot.forward_skipped(
+            self.known_drafts[key] = self.slot.forward_draft(
                 np.array(self._draft_rows, np.int64), 0, skip
             ).logits.copy()
         return Pass(self.known_drafts[key])

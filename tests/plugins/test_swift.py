@@ -16,7 +16,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.decoding.target import Pass, ScoringTarget, SkipSet
+from edgespec.decoding.target import HYPOTHESES, Pass, SkipSet
 from edgespec.drafters.draw import paper_width
 from edgespec.drafters.plain import Plain
 from edgespec.errors import InvalidRequest
@@ -43,6 +43,8 @@ def bad_parts(skip: SkipSet) -> int:
 class PlantedTarget(FunctionTarget):
     """A target whose drafts are right but for one token in five per sub-layer that had better stayed in."""
 
+    can = frozenset({HYPOTHESES})
+
     layers = LAYERS
 
     def __init__(self, seed: int = 0) -> None:
@@ -55,8 +57,11 @@ class PlantedTarget(FunctionTarget):
             logits[(int(logits.argmax()) + 1) % VOCAB] = 2000
         return logits
 
-    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
-        super().forward_skipped(tokens, offset, skip)
+    def forward_draft(
+        self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None, best: bool = False
+    ) -> Pass:
+        assert skip is not None
+        super().forward_draft(tokens, offset, skip)
         return Pass(self.guess((*self.tokens, *self._draft_rows), skip)[None])
 
     def forward_hypotheses(
@@ -98,7 +103,7 @@ def write(target: FunctionTarget, drafter: Any, new: int, prompt: list[int] | No
 def test_the_window_slides_over_the_tokens_just_written() -> None:
     target, drafter = make()
     assert isinstance(target, PlantedTarget)
-    assert isinstance(target, ScoringTarget)
+    assert HYPOTHESES in target.can
     prompt = [3] * 20
     write(target, drafter, 120, prompt)
     text = target.tokens

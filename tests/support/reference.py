@@ -7,26 +7,23 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, SkipSet
+from edgespec.decoding.target import Heads, Pass, SkipSet, Target
 
 Function = Callable[[tuple[int, ...]], NDArray[np.float32]]  # prefix -> logits [vocab] of the token after it
 
 
-class FunctionTarget:
+class FunctionTarget(Target):
     """A target (and self-draft target) whose logits are ``function(prefix)``.
 
     Args:
         function: the model; the prefix of a tree row is the slot, then the path to the row.
         vocab_size: size of the vocabulary.
         context: most tokens one sequence may have.
-        draft: what ``forward_skipped`` computes; None = the same function.
+        draft: what ``forward_draft`` computes; None = the same function.
 
     Raises:
         ValueError: a call that the contract of ``Target`` does not allow.
     """
-
-    layers = 1
-    exact_trees = False
 
     def __init__(self, function: Function, vocab_size: int, context: int = 512, draft: Function | None = None) -> None:
         self.function = function
@@ -35,7 +32,7 @@ class FunctionTarget:
         self.context = context
         self.tokens: list[int] = []
         self.passes: list[int] = []  # rows of each forward, for tests
-        self.skipped = 0  # calls of forward_skipped, for tests
+        self.skipped = 0  # calls of forward_draft, for tests
         self._rows: list[tuple[int, int]] | None = None  # (token, parent) of each row of a forward not yet kept
         self._draft_rows: list[int] = []
 
@@ -68,7 +65,7 @@ class FunctionTarget:
         self.tokens += [int(token) for token in tokens]
         self._rows = None
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
         """See ``Target.forward``; ``hidden`` is the logits."""
         self._check(tokens.tolist(), len(self.tokens) + 1)
         above = list(range(-1, len(tokens) - 1)) if parents is None else parents.tolist()
@@ -94,8 +91,10 @@ class FunctionTarget:
         self._rows = None
         self._check(self.tokens or [0], len(self.tokens))
 
-    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
-        """See ``SelfDraftTarget.forward_skipped``."""
+    def forward_draft(
+        self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None, best: bool = False
+    ) -> Pass:
+        """See ``Target.forward_draft``."""
         if self._rows is not None:
             raise ValueError("a draft pass between forward and keep")
         if not 0 <= offset <= len(self._draft_rows):
@@ -138,7 +137,7 @@ class LayeredFunctionTarget(FunctionTarget):
         self._states.append((prefix, layers))
         return [len(self._states) - 1.0]
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
         """See ``Target.forward``."""
         output = super().forward(tokens, parents)
         assert self._rows is not None
@@ -152,7 +151,7 @@ class LayeredFunctionTarget(FunctionTarget):
     def forward_layers(
         self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
     ) -> NDArray[np.float32]:
-        """See ``LayeredTarget.forward_layers``."""
+        """See ``Target.forward_layers``."""
         if self._rows is not None:
             raise ValueError("layers run between forward and keep")
         self.layer_rows += len(rows) * (last - first)
@@ -174,7 +173,7 @@ class LayeredFunctionTarget(FunctionTarget):
     def forward_from(
         self, tokens: NDArray[np.int64], hidden: NDArray[np.float32], layer: int, best: bool = False
     ) -> Pass:
-        """See ``LayeredTarget.forward_from``."""
+        """See ``Target.forward_from``."""
         self.layer_rows -= len(tokens) * layer
         for at, row in enumerate(hidden):
             wanted = (*self.tokens, *tokens[: at + 1].tolist()), layer
@@ -185,7 +184,7 @@ class LayeredFunctionTarget(FunctionTarget):
         return self.forward(tokens)
 
     def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
-        """See ``HeadTarget.forward_heads``."""
+        """See ``Target.forward_heads``."""
         states = [self._states[int(row[0])] for row in hidden]
         name, _, layer = group.partition(".")
         functions = [self.exits[int(layer)]] if name == "exit" else self.heads
@@ -206,7 +205,7 @@ class TableTarget(FunctionTarget):
     """A Markov model: ``table`` float32 [vocab] * order + [vocab] holds the logits after the last ``order`` tokens.
 
     A prefix shorter than the order is continued to the left with token 0.  ``draft_table`` is what
-    ``forward_skipped`` reads.
+    ``forward_draft`` reads.
     """
 
     def __init__(

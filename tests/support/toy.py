@@ -154,7 +154,7 @@ class CutTarget(TableTarget):
         self.known = np.array(known, np.int64)
         self.head_tokens = self.known if named else None
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
         return Pass(super().forward(tokens, parents).logits[:, self.known])
 
 

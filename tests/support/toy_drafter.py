@@ -81,7 +81,7 @@ class TappedToy(FunctionTarget):
                 prefixes = [self.tokens[: end + 1] for end in range(first, len(self.tokens))]
                 self.aux_hidden_sink(first, self._tapped(prefixes))
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
         output = super().forward(tokens, parents)
         if self.keep_aux_hidden:
             above = range(-1, len(tokens) - 1) if parents is None else parents.tolist()

@@ -30,7 +30,7 @@ from edgespec.export.emit.heads import group_rows
 from edgespec.export.emit.plan import StoragePlan, WeightLayout
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.emit.stock import GraphOps
-from edgespec.runtimes.devices.slot import BEST
+from edgespec.runtimes.devices.slot import MOST_BEST
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import DEVICE_FORMATS
 from edgespec.runtimes.files.manifest import Graph, HeadGroup, ModelPart, Precision, SkipSetPart, graph_name
@@ -130,15 +130,15 @@ class DeviceOps(GraphOps):
         return "logits"
 
     def _best(self, logits: str) -> None:
-        """Add outputs: best_values and best_ids [.., BEST], the likeliest tokens; log_total, log of the sum of all."""
+        """Add outputs: best_values and best_ids [.., MOST_BEST], the likeliest tokens; log_total, of the sum of all."""
         graph = self.graph
-        count = graph.constant("best", np.array([BEST], np.int64))
+        count = graph.constant("best", np.array([MOST_BEST], np.int64))
         graph.node("TopK", [logits, count], ["best_values", "best_ids"], axis=-1)
         axis = graph.constant("last_axis", np.array([-1], np.int64))
         graph.node("ReduceLogSumExp", [logits, axis], ["log_total"], keepdims=0)
         graph.output("log_total", FLOAT, [1, "R"])
-        graph.output("best_values", FLOAT, [1, "R", BEST])
-        graph.output("best_ids", INT64, [1, "R", BEST])
+        graph.output("best_values", FLOAT, [1, "R", MOST_BEST])
+        graph.output("best_ids", INT64, [1, "R", MOST_BEST])
 
 
 class DeviceHeads(DeviceOps):

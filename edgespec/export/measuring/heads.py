@@ -77,7 +77,8 @@ def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int]) -> Ex
         for _ in range(WRITTEN):
             slot.prefill(text[slot.follow(text[:-1]) : -1])
             row = np.array(text[-1:], np.int64)
-            hidden, below, said = None, 0, []
+            below, said = 0, []
+            hidden: NDArray[np.float32] | None = None
             for layer in layers:
                 hidden = slot.forward_layers(row if hidden is None else hidden, 0, below, layer)
                 below = layer

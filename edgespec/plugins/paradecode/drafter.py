@@ -16,7 +16,6 @@ logits verify every guess.  Nothing runs twice, and keys and values end as in pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import support
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import LayeredTarget, Pass, Runner, Target
+from edgespec.decoding.target import DRAFT_BEST, Pass, Runner, Target
 from edgespec.decoding.text import Prefix
 from edgespec.drafters.draw import Draw, DrawingDrafter
 from edgespec.drafters.registry import Parts
@@ -42,18 +41,11 @@ class Resumed:
     cache up to there.  A pass over the first rows alone will do.
     """
 
-    def __init__(self, target: LayeredTarget, hidden: NDArray[np.float32], layer: int) -> None:
+    def __init__(self, target: Target, hidden: NDArray[np.float32], layer: int) -> None:
         self._target, self._hidden, self._layer = target, hidden, layer
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
         """See ``Target.forward``."""
-        return self._run(tokens, False)
-
-    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
-        """See ``GreedyTarget.forward_best``."""
-        return self._run(tokens, True)
-
-    def _run(self, tokens: NDArray[np.int64], best: bool) -> Pass:
         output = self._target.forward_from(tokens, self._hidden[: len(tokens)], self._layer, best)
         output.share = 1 - self._layer / self._target.layers
         return output
@@ -69,9 +61,7 @@ class ParaDecode(DrawingDrafter):
     name = "paradecode"
     runs_ahead = True
 
-    def __init__(
-        self, target: LayeredTarget, exits: Sequence[int], threshold: float = _THRESHOLD, most: int = _MOST
-    ) -> None:
+    def __init__(self, target: Target, exits: Sequence[int], threshold: float = _THRESHOLD, most: int = _MOST) -> None:
         self.target, self.exits, self.threshold, self.most = target, tuple(exits), threshold, most
         self.vocab = target.vocab_size
         self._hidden: NDArray[np.float32] | None = (
@@ -79,9 +69,9 @@ class ParaDecode(DrawingDrafter):
         )
 
     def through(self, target: Target) -> Runner:
-        """Go on from the hidden states of the last proposal."""
+        """Resume after the layers that the last proposal ran."""
         assert self._hidden is not None
-        return Resumed(cast(LayeredTarget, target), self._hidden, self.exits[-1])
+        return Resumed(target, self._hidden, self.exits[-1])
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Guess while exits are sure, and keep the hidden states of the rows before the last layers."""
@@ -114,7 +104,7 @@ class ParaDecode(DrawingDrafter):
                 break
         self._hidden = hidden = np.concatenate(waiting[segments])
         if not np.isfinite(hidden.sum()):  # else they would be the failure of the target's own pass
-            raise EdgespecError("expected finite hidden states to go on from, got NaN or infinity")
+            raise EdgespecError("expected finite hidden states to resume from, got NaN or infinity")
         drawn = np.stack(probs) if probs else None  # [n, vocab]
         return Proposal(np.array(guesses, np.int64), None, drawn)
 
@@ -122,7 +112,7 @@ class ParaDecode(DrawingDrafter):
         self, at: int, row: NDArray[np.float32], how: Draw, guesses: list[int], probs: list[NDArray[np.float64]]
     ) -> bool:
         """Ask an exit about the newest row, [1, hidden]; if it is confident, add its guess."""
-        params, choosing = how.params, getattr(self.target, "chooses", False)
+        params, choosing = how.params, DRAFT_BEST in self.target.can
         best_will_do = choosing and params.plain_greedy
         found = self.target.forward_heads(f"exit.{self.exits[at]}", row, int(best_will_do))
         if best_will_do:

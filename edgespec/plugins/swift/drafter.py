@@ -17,7 +17,7 @@ from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.stats import RoundTime
-from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
+from edgespec.decoding.target import HYPOTHESES, Pass, SkipSet, Target
 from edgespec.drafters.draw import SiblingPolicy, Weak, draw_siblings
 from edgespec.drafters.registry import Parts
 from edgespec.drafters.self_spec import SelfSpec, skip_set
@@ -72,7 +72,7 @@ class Swift(SelfSpec):
 
     def __init__(
         self,
-        target: SelfDraftTarget,
+        target: Target,
         search: OnlineSearch,
         step_cost: StepCost,
         costs: CostModel,
@@ -83,7 +83,7 @@ class Swift(SelfSpec):
     ) -> None:
         self.search, self.step_cost, self.costs = search, step_cost, costs
         self.share, self.branch, self.store, self.clock = share, branch, store, clock
-        self.scoring = target if isinstance(target, ScoringTarget) else None
+        self.scoring = target if HYPOTHESES in target.can else None
         if self.scoring is None:
             search.stopped = "this target cannot score sets"
         self.decoded_ms = self.search_ms = 0.0
@@ -230,7 +230,7 @@ class Swift(SelfSpec):
         return self.search_ms / self.decoded_ms if self.decoded_ms else 0.0
 
 
-def matches(target: ScoringTarget, skip: SkipSet) -> int:
+def matches(target: Target, skip: SkipSet) -> int:
     """Count the slot's last ROWS tokens that a draft without ``skip`` would have guessed.
 
     The text before is cut into chains of DEPTH rows.  Each sees the full model's keys and values of the tokens before

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, SkipSet
+from edgespec.decoding.target import BEST, DRAFT_BEST, Heads, Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY, Ids, Rows, Slot, best_of, depths_of
@@ -21,14 +21,14 @@ from edgespec.runtimes.slots.stock import HIDE
 # Rows of a pass, and rows that reach the LM head: a device compiles its programs for each shape that it meets, which
 # takes far longer than a pass.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-BEST = 16  # likeliest tokens that the graphs choose
+MOST_BEST = 16  # likeliest tokens that the graphs choose
 
 
 class DeviceSlot(Slot):
     """A slot for the graphs of a device; see ``open_slot``."""
 
     model: DeviceModel
-    chooses = True
+    can = frozenset({BEST, DRAFT_BEST})
 
     def __init__(self, model: DeviceModel, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
@@ -47,21 +47,12 @@ class DeviceSlot(Slot):
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
-    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
-        return self._verify(tokens, parents, best=False)
+    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
+        n = len(tokens)
+        self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
+        return self._outcome("", tokens, len(self.tokens), self._pending[1], np.arange(n), best)
 
-    def forward_best(self, tokens: Ids, parents: Ids | None = None) -> Pass:
-        """Like ``forward``, but only the likeliest token of each row and its logit leave the device."""
-        return self._verify(tokens, parents, best=True)
-
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
-        return self._draft(tokens, offset, skip, best=False)
-
-    def forward_skipped_best(self, tokens: Ids, offset: int, skip: SkipSet) -> Pass:
-        """Like ``forward_skipped``, but only the likeliest token, its logit and its probability leave the device."""
-        return self._draft(tokens, offset, skip, best=True)
-
-    def _draft(self, tokens: Ids, offset: int, skip: SkipSet | None, best: bool) -> Pass:
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
         which = ""
         if skip is not None:
             which = "skip"
@@ -72,11 +63,11 @@ class DeviceSlot(Slot):
         past = len(self.tokens) + offset
         return self._outcome(which, tokens, past, None, np.array([len(tokens) - 1], np.int64), best)
 
-    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+    # -- parts of the model ------------------------------------------------------------------------------------------
 
     def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
         _, found = self._group(group)
-        r, only = len(hidden), 0 < top <= BEST
+        r, only = len(hidden), 0 < top <= MOST_BEST
         names = ["best_values", "best_ids", "log_total"] if only else ["logits"]
         outputs = self.model.run(f"heads/{group}", {"hidden_in": hidden[None]}, {}, {}, names)
         if only:
@@ -121,11 +112,6 @@ class DeviceSlot(Slot):
 
     def _fill(self, chunk: Ids) -> None:
         self._launch("", chunk, len(self.tokens), None, np.zeros(1, np.int64), [])
-
-    def _verify(self, tokens: Ids, parents: Ids | None, best: bool) -> Pass:
-        n = len(tokens)
-        self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
-        return self._outcome("", tokens, len(self.tokens), self._pending[1], np.arange(n), best)
 
     def _outcome(
         self,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Pass, SkipSet
+from edgespec.decoding.target import HYPOTHESES, Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.slots.pairs import needs_pairs
 from edgespec.runtimes.slots.shared import Bound, Model
@@ -123,6 +123,8 @@ def _described(port: Port) -> str:
 class ConcatSlot(Slot):
     """A slot for graphs of optimum; see ``open_slot``."""
 
+    can = frozenset({HYPOTHESES})
+
     trees = False
 
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
@@ -146,7 +148,7 @@ class ConcatSlot(Slot):
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
-    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
+    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
         """Run a chain of rows after the slot's tokens -> logits of every row, [n, vocab].
 
         Raises:
@@ -167,7 +169,7 @@ class ConcatSlot(Slot):
             self.tokens.extend(tokens[:count])
         self._pending = ([], None)
 
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
         if offset or skip is not None:
             raise self._cannot("leave layers out")
         return Pass(self._run(tokens)[-1:])

@@ -9,35 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import AuxHiddenSink, Heads, Pass, Target
 from edgespec.decoding.text import INSERTED
 
 Ids = NDArray[np.int64]
 Both = Callable[[Ids, Ids, "Ids | None"], tuple[Pass, Pass]]
 
 
-class _Asked:
-    """An attribute or a method of the half that reads the prompt.
-
-    A descriptor, as ``isinstance`` of a protocol does not see what ``__getattr__`` gives.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, guided: Guided, owner: type) -> Any:
-        return getattr(guided.asked, self._name)
-
-    def __set__(self, guided: Guided, value: Any) -> None:
-        setattr(guided.asked, self._name, value)
-
-
-class Guided:
+class Guided(Target):
     """See ``Target``; what drafters ask of a target beside that is asked of ``asked``, whose hidden states they get.
 
     Args:
@@ -49,23 +32,60 @@ class Guided:
             they are until the next pass; None = one after the other.
     """
 
-    tokens: Any = _Asked()
-    keep_hidden: Any = _Asked()
-    keep_aux_hidden: Any = _Asked()
-    aux_hidden_sink: Any = _Asked()
-    embed: Any = _Asked()
-    forward_heads: Any = _Asked()
-    forward_layers: Any = _Asked()
-
     def __init__(
-        self, asked: Any, other: Any, prompt: int, instead: Sequence[int], scale: float, both: Both | None = None
+        self, asked: Target, other: Target, prompt: int, instead: Sequence[int], scale: float, both: Both | None = None
     ) -> None:
         self.asked, self.other, self._prompt, self._instead = asked, other, prompt, list(instead)
         self._scale, self._both, self._follows = np.float32(scale), both or self._in_turn, False
         self.vocab_size: int = asked.vocab_size
         self.context: int = asked.context - max(0, len(self._instead) - prompt)
-        self.trees, self.exact_trees = getattr(asked, "trees", True), getattr(asked, "exact_trees", False)
-        self.layers: int = getattr(asked, "layers", 0)
+        self.trees, self.exact_trees, self.layers = asked.trees, asked.exact_trees, asked.layers
+
+    @property
+    def tokens(self) -> list[int]:
+        """See Target."""
+        return self.asked.tokens
+
+    @property
+    def keep_hidden(self) -> bool:
+        """See Target."""
+        return self.asked.keep_hidden
+
+    @keep_hidden.setter
+    def keep_hidden(self, keep: bool) -> None:
+        self.asked.keep_hidden = keep
+
+    @property
+    def keep_aux_hidden(self) -> bool:
+        """See Target."""
+        return self.asked.keep_aux_hidden
+
+    @keep_aux_hidden.setter
+    def keep_aux_hidden(self, keep: bool) -> None:
+        self.asked.keep_aux_hidden = keep
+
+    @property
+    def aux_hidden_sink(self) -> AuxHiddenSink | None:
+        """See Target."""
+        return self.asked.aux_hidden_sink
+
+    @aux_hidden_sink.setter
+    def aux_hidden_sink(self, sink: AuxHiddenSink | None) -> None:
+        self.asked.aux_hidden_sink = sink
+
+    def embed(self, tokens: Ids) -> NDArray[np.float32]:
+        """See Target."""
+        return self.asked.embed(tokens)
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        """See Target."""
+        return self.asked.forward_heads(group, hidden, top)
+
+    def forward_layers(
+        self, rows: Ids | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """See Target."""
+        return self.asked.forward_layers(rows, offset, first, last)
 
     def follow(self, tokens: Sequence[int]) -> int:
         """See Target."""
@@ -82,13 +102,13 @@ class Guided:
         self._follows = False
         self.asked.prefill(tokens)
 
-    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
+    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
         """See Target."""
         both = self._in_turn if tokens[0] >= INSERTED else self._both  # no joint pass has a caption's rows
         return self._mixed(*both(tokens, self._others(tokens), parents))
 
     def forward_from(self, tokens: Ids, hidden: NDArray[np.float32], layer: int, best: bool = False) -> Pass:
-        """See LayeredTarget; the other half runs all layers."""
+        """See Target; the other half runs all layers."""
         asked = _copied(self.asked.forward_from(tokens, hidden, layer, False))
         return self._mixed(asked, self.other.forward(self._others(tokens), None))
 

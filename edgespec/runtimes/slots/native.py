@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.decoding.target import Heads, Pass, SkipSet
+from edgespec.decoding.target import BEST, HYPOTHESES, Heads, Pass, SkipSet
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
@@ -24,6 +24,8 @@ from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
 
 class NativeSlot(NativeRunner):
     """A slot for the graph of native operators; see ``open_slot``."""
+
+    can = frozenset({BEST, HYPOTHESES})
 
     exact_trees = True
 
@@ -135,16 +137,13 @@ class NativeSlot(NativeRunner):
         self.tokens.extend(tokens.tolist())
         return hidden
 
-    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
+    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
         self._verify(tokens, parents)
-        return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden)
-
-    def forward_best(self, tokens: Ids, parents: Ids | None = None) -> Pass:
-        """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
-        self._verify(tokens, parents)
+        n = len(tokens)
+        if not best:
+            return self._launch(n, rows=n, hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden)
         self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
         try:
-            n = len(tokens)
             return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden))
         finally:
             self._control[TOP] = 0
@@ -164,7 +163,7 @@ class NativeSlot(NativeRunner):
     def _move(self, rows: list[tuple[int, int]]) -> None:
         self._moves = [(self.number, at, to) for at, to in rows]
 
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
         past, n = len(self.tokens), len(tokens)
         plan = self._plan(tokens, past + offset)
         plan[VISIBLE] = past + offset
@@ -177,7 +176,7 @@ class NativeSlot(NativeRunner):
             self._set_gates(None)
             self._read_codes(False)
 
-    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+    # -- parts of the model ------------------------------------------------------------------------------------------
 
     def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
         """Compute a group of heads from rows of the residual stream, [r, hidden].

@@ -88,7 +88,7 @@ class NativeBatch:
                 slot.attach()
 
     def forward(self, wanted: Sequence[BatchPass], best: bool = False) -> list[Pass]:
-        """Run the passes of several slots as one, as ``forward`` or ``forward_best`` of each of them would.
+        """Run the passes of several slots as one, as ``forward`` of each of them would.
 
         Args:
             wanted: at most one of each slot, and at most 128 rows in all.
@@ -274,7 +274,7 @@ class _Runner(NativeSlot):
     def gathered(self, plan: Ids, best: bool) -> Pass:
         """Run a plan [6, n], behind which may be 2 lines of memories, and 3 of positions that rows turn by."""
         self._gathered = plan
-        return self.forward_best(plan[0]) if best else self.forward(plan[0])
+        return self.forward(plan[0], None, best)
 
     def _verify(self, tokens: Ids, parents: Ids | None) -> None:
         n = self._gathered.shape[1]

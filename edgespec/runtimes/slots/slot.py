@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import AuxHiddenSink, Heads, Pass, SkipSet, common_prefix
+from edgespec.decoding.target import Pass, SkipSet, Target, common_prefix
 from edgespec.errors import InvalidRequest, SessionError
 from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
@@ -21,17 +21,11 @@ PREFILL_CHUNK = 128
 ROUND_CAPACITY = 64
 
 
-class Slot(ABC):
+class Slot(Target, ABC):
     """The target (or draft) of one sequence; ``runtimes.opening.open_slot`` makes the kind that fits the model's graph.
 
-    ``trees``: whether the rows of a pass may form a tree.  ``exact_trees``: whether each then has the bits that it has
-    in a chain of its ancestors.
+    ``stateful``: ``state`` is not empty.
     """
-
-    trees, exact_trees = True, False
-    stateful = False  # more is left of a text than can be cut back: ``state`` is not empty
-    revocable = False  # whether ``follow`` may take back what was kept, as of a draft's guesses
-    planes = False  # whether a ``SkipSet`` that names high planes changes a pass
 
     def __init__(self, model: Model, context: int | None) -> None:
         facts = model.facts
@@ -40,8 +34,6 @@ class Slot(ABC):
         self.context = min(context or facts.context, facts.context)
         self.tokens: list[int] = []
         self.capacity = 0
-        self.keep_hidden = self.keep_aux_hidden = False
-        self.aux_hidden_sink: AuxHiddenSink | None = None
         self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
         self.on_read: Callable[[], None] | None = None  # called when a prefill has ended, and where it was marked
         # called by a drafter that this is the slot of, with itself and the names of a text's rows, when it begins one
@@ -67,7 +59,7 @@ class Slot(ABC):
         """Count the tokens that ``crop`` would leave: ``length``, fewer where states go back to a checkpoint."""
         return min(length, len(self.tokens))
 
-    def leave(self) -> None:  # noqa: B027, few attend over any
+    def leave(self) -> None:
         """Attend over no memory any more; what was read beside it stays, for the same one."""
 
     def prefill(self, tokens: Sequence[int]) -> None:
@@ -88,7 +80,7 @@ class Slot(ABC):
         """Move an end of what is read of a text at once to where it may be: rows that see each other are not parted."""
         return min(stop, len(tokens))
 
-    def mark(self, lengths: Sequence[int], most: int) -> None:  # noqa: B027, few have states
+    def mark(self, lengths: Sequence[int], most: int) -> None:
         """Say where a text to be read may be gone back to: states that cannot be cut back are kept there.
 
         Args:
@@ -97,8 +89,8 @@ class Slot(ABC):
         """
 
     @abstractmethod
-    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
-        """Run rows after the slot's tokens -> logits of every row, [n, columns]."""
+    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
+        """Run rows after the slot's tokens -> logits of every row, [n, columns], or the best of each."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
@@ -109,32 +101,16 @@ class Slot(ABC):
         self.tokens.extend([tokens[row] for row in rows])
         self._pending = ([], None)
 
-    def forward_skipped(self, tokens: Ids, offset: int, skip: SkipSet) -> Pass:
-        return self.forward_draft(tokens, offset, skip)
-
     @abstractmethod
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
         """Run a chain ``offset`` rows after the slot's tokens, layers left out -> logits of the last row [1, vocab]."""
 
-    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+    def _lacks(self, what: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"this graph has no {what}", "export with the method that needs them, and use the graph for all methods"
+        )
 
-    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
-        """Compute a group of heads from rows of the residual stream, [r, hidden]."""
-        raise self._no_hidden()
-
-    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
-        """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
-        raise self._no_hidden()
-
-    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
-        """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
-        raise self._no_hidden()
-
-    # -- a drafter conditioned on a target: see AuxHiddenTarget ------------------------------------------------------
-
-    def embed(self, tokens: Ids) -> Rows:
-        """Look up the residual stream of tokens [n] before the first layer -> [n, hidden], a copy."""
-        raise self._no_hidden()
+    # -- a drafter conditioned on a target -----------------------------------------------------------------------------
 
     def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
         """Run rows of a drafter after its cache; ``keep`` commits them.
@@ -178,21 +154,6 @@ class Slot(ABC):
     def absorb_inputs(self, inputs: Rows) -> None:
         """Append rows [n, columns] with the target's hidden states to the cache; nothing is guessed after them."""
         raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
-
-    # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
-
-    @abstractmethod
-    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
-        """Run rows that each continue some beginning of the slot's text -> logits of all, [n, vocab].
-
-        Args:
-            tokens: the rows.
-            visible: how many of the slot's tokens a row sees; the same along a chain.
-            parents: an earlier row that a row continues, -1: the slot's text; its position is ``visible`` + depth.
-            skip: sub-layers to leave out.
-
-        Nothing is committed.
-        """
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -299,18 +260,12 @@ class Slot(ABC):
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _move(self, rows: list[tuple[int, int]]) -> None:  # noqa: B027, graphs of optimum run no trees
+    def _move(self, rows: list[tuple[int, int]]) -> None:
         """Move rows of the cache (from, to) before the next pass."""
 
     @abstractmethod
     def _fill(self, chunk: Ids) -> Rows | None:
         """Run rows [n] for their KV alone; give auxiliary hidden states where there is a sink for them."""
-
-    def _no_hidden(self) -> InvalidRequest:
-        return InvalidRequest(
-            "this graph has no hidden states",
-            "export with the method that needs them, and use the graph for all methods",
-        )
 
     def _group(self, name: str) -> tuple[int, HeadGroup]:
         """Find a group of heads -> its number and description."""

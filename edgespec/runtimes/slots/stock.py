@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, SkipSet
+from edgespec.decoding.target import HYPOTHESES, Heads, Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.slots.pairs import needs_pairs
 from edgespec.runtimes.slots.shared import Bound, Model, inputs_of, own_pages
@@ -28,6 +28,8 @@ HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot b
 
 class StockSlot(Slot):
     """A slot for graphs of stock operators; see ``open_slot``."""
+
+    can = frozenset({HYPOTHESES})
 
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
@@ -55,7 +57,7 @@ class StockSlot(Slot):
         self._skip: SkipSet | None = None
         self.reserve(reserve)
 
-    def forward(self, tokens: Ids, parents: Ids | None = None) -> Pass:
+    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
         above = None if parents is None else parents.tolist()
         self._pending = (tokens.tolist(), above)
         return self._run(tokens, len(self.tokens), rows=len(tokens), parents=above)
@@ -66,7 +68,7 @@ class StockSlot(Slot):
             for bound in self._kv.values():  # keys carry positions by depth, so they move without a new rotation
                 bound.array[0, :, to] = bound.array[0, :, source]
 
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None) -> Pass:
+    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
         self._set_gates(skip)
         try:
             return self._run(tokens, len(self.tokens) + offset, rows=-1)
@@ -156,7 +158,7 @@ class StockSlot(Slot):
     def _layers(self, first: int, last: int, hidden: Rows | None) -> Iterator[None]:
         """Let passes run these layers only, from rows of the residual stream [n, hidden] if there are any."""
         if not (self.model.graph.hidden and self.model.graph.gated):
-            raise self._no_hidden()
+            raise self._lacks("hidden states")
         layers = np.arange(self.layers)
         on = (layers >= first) & (layers < last)
         self._gate_attn[:], self._gate_mlp[:], self._gate_embed[...] = on, on, hidden is None

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import ChoosingTarget, GreedyTarget, SkipSet
+from edgespec.decoding.target import BEST, DRAFT_BEST, SkipSet
 from edgespec.errors import BundleError, DeviceError, ExportError, InvalidRequest
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.runtimes.devices.model import DeviceModel
@@ -126,15 +126,15 @@ def test_a_draft_leaves_out_what_its_graph_leaves_out(
     expected: NDArray[np.float32] = ops.run(written.arch.trace())[0]
     slot = slot_of(model)
     for at in range(len(tokens)):
-        logits = slot.forward_skipped(tokens[at : at + 1], at, skip).logits
+        logits = slot.forward_draft(tokens[at : at + 1], at, skip).logits
         np.testing.assert_allclose(logits, expected[at : at + 1], atol=ATOL)
-        found = slot.forward_skipped_best(tokens[at : at + 1], at, skip)
+        found = slot.forward_draft(tokens[at : at + 1], at, skip, best=True)
         assert found.best is not None
         assert found.chance is not None
         assert found.best[0][0] == expected[at].argmax()
         np.testing.assert_allclose(found.chance[0], 1 / np.exp(expected[at] - expected[at].max()).sum(), rtol=1e-3)
     with pytest.raises(InvalidRequest, match="the bundle's own skip set only"):
-        slot.forward_skipped(tokens[:1], 0, SkipSet((0,), ()))
+        slot.forward_draft(tokens[:1], 0, SkipSet((0,), ()))
     with pytest.raises(InvalidRequest, match="run on the CPU only"):
         slot.forward_hypotheses(tokens[:1], np.zeros(1, np.int64), np.full(1, -1))
 
@@ -142,13 +142,13 @@ def test_a_draft_leaves_out_what_its_graph_leaves_out(
 def test_only_ids_leave_the_device(made: Made, reference: Callable[[str], Reference]) -> None:
     known, (_, model) = reference("llama_tied_gqa").tokens, made("llama_tied_gqa")
     slot = slot_of(model)
-    assert isinstance(slot, GreedyTarget)
-    assert isinstance(slot, ChoosingTarget)
+    assert BEST in slot.can
+    assert DRAFT_BEST in slot.can
     slot.prefill(known[:10].tolist())
-    slot.forward_best(known[10:11])
+    slot.forward(known[10:11], None, True)
     slot.keep([0])
     before = model.crossed.to_device, model.crossed.to_host
-    best = slot.forward_best(known[11:12]).best
+    best = slot.forward(known[11:12], None, True).best
     assert best is not None
     assert model.crossed.to_device - before[0] < 200
     assert model.crossed.to_host - before[1] < 500
@@ -161,7 +161,7 @@ def test_hidden_states_cross_row_by_row(made: Made, reference: Callable[[str], R
     slot.keep_hidden = True
     slot.prefill(known[:5].tolist())
     before = model.crossed.to_host
-    hidden = slot.forward_best(known[5:14]).hidden
+    hidden = slot.forward(known[5:14], None, True).hidden
     assert hidden is not None
     assert len(hidden) == 9
     passed = model.crossed.to_host

@@ -207,7 +207,7 @@ def test_growth_keeps_what_is_there_and_ends_at_the_context(opened: Opened) -> N
         lambda slot: slot.keep([1]),
         lambda slot: slot.keep([0, 1, 2]),
         lambda slot: slot.forward_draft(ids([5]), 1),
-        lambda slot: slot.forward_skipped(ids([5]), 0, SkipSet((0,), ())),
+        lambda slot: slot.forward_draft(ids([5]), 0, SkipSet((0,), ())),
         lambda slot: slot.forward_hypotheses(ids([5, 6, 7]), ids([2, 2, 2]), ids([-1, 0, 0])),
         lambda slot: slot.forward_hypotheses(ids([5]), ids([2]), ids([-1]), SkipSet((0,), ())),
     ],

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions
+from edgespec.decoding.policy import Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.statistics import chi_square
@@ -29,6 +31,11 @@ def guided(both: bool = False) -> Guided:
     return Guided(asked, other, len(PROMPT), INSTEAD, SCALE, joint)
 
 
+def drafter_of(name: str, target: Guided) -> Policy | Drafter:
+    assert isinstance(target.asked, TableTarget)
+    return DRAFTERS[name](target.asked)
+
+
 def mixed(prefix: tuple[int, ...]) -> NDArray[np.float32]:
     """Say the logits after a text by the definition."""
     asked, other = TableTarget(TABLE).function(prefix), TableTarget(FLAT).function((*INSTEAD, *prefix[len(PROMPT) :]))
@@ -43,9 +50,9 @@ def test_texts_and_distributions_are_those_of_plain_guided_decoding(name: str) -
     for _ in range(40):
         text.append(int(mixed(tuple(text)).argmax()))
     for one in (target, guided(both=True)):
-        assert emitted(one, DRAFTERS[name](one.asked), PROMPT, greedy) == text[len(PROMPT) :]
+        assert emitted(one, drafter_of(name, one), PROMPT, greedy) == text[len(PROMPT) :]
     params = SamplingParams(1.0)
-    drafter = DRAFTERS[name](target.asked)
+    drafter = drafter_of(name, target)
     counts = sample_texts(target, drafter, PROMPT, NEW, lambda i: replace(params, seed=i), 2500)
     assert chi_square(counts, exact(mixed, VOCAB, PROMPT, NEW, params)) > 1e-3
     unguided = exact(TableTarget(TABLE).function, VOCAB, PROMPT, NEW, params)
@@ -63,7 +70,7 @@ def test_codes_of_speech_have_the_guided_distribution_of_their_places(name: str)
         return np.where(np.arange(VOCAB) // 2 == place, mixed(prefix), np.float32(-1e4))
 
     target, params = guided(), SamplingParams(4.0, constraint=rule)
-    counts = sample_texts(target, DRAFTERS[name](target.asked), PROMPT, NEW, lambda i: replace(params, seed=i), 1000)
+    counts = sample_texts(target, drafter_of(name, target), PROMPT, NEW, lambda i: replace(params, seed=i), 1000)
     assert chi_square(counts, exact(placed, VOCAB, PROMPT, NEW, SamplingParams(4.0))) > 1e-3
     assert len(counts) == 2**NEW
 

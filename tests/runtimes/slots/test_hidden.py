@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.decoding.target import GreedyTarget
+from edgespec.decoding.target import BEST
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
@@ -58,7 +58,7 @@ def test_rows_run_one_by_one_resume_together(planned: Callable[..., Planned], fo
         expected = whole.forward(rows).logits.copy()
         got = slot.forward_from(rows, hidden, early).logits.copy()
         np.testing.assert_array_equal(got, expected)
-        if isinstance(slot, GreedyTarget):
+        if BEST in slot.can:
             best = slot.forward_from(rows, hidden, early, best=True)
             assert best.best is not None
             assert not best.logits.size
@@ -129,13 +129,13 @@ def test_hidden_states_are_kept_only_where_asked_for(planned: Callable[..., Plan
     assert hidden is not None
     expected = hidden.copy()
     assert expected.shape == (9, slot.model.facts.hidden)
-    if isinstance(slot, GreedyTarget):
-        np.testing.assert_array_equal(slot.forward_best(tokens).hidden, expected)
+    if BEST in slot.can:
+        np.testing.assert_array_equal(slot.forward(tokens, None, True).hidden, expected)
     front = slot.forward_layers(tokens, 0, 0, 2)
     np.testing.assert_array_equal(slot.forward_from(tokens, front, 2).hidden, expected)
     slot.keep_hidden = False
     assert slot.forward(tokens).hidden is None
-    assert not isinstance(slot, GreedyTarget) or slot.forward_best(tokens).hidden is None
+    assert BEST not in slot.can or slot.forward(tokens, None, True).hidden is None
 
 
 @NATIVE

@@ -173,7 +173,7 @@ def test_any_history_equals_a_fresh_slot(
             slot.keep([0])
         elif kind == "draft":
             for offset in range(min(count, 4)):
-                slot.forward_skipped(tokens[offset : offset + 1], offset, SKIP)
+                slot.forward_draft(tokens[offset : offset + 1], offset, SKIP)
         elif kind == "masked":
             slot.forward_hypotheses(tokens, np.full(count, len(slot.tokens) // 2), np.full(count, -1), SKIP)
         else:

@@ -127,7 +127,7 @@ def test_slots_over_one_model_do_not_disturb_each_other(written: Write, form: st
     for step in range(15):
         for number, (slot, tokens) in enumerate(zip(slots, texts, strict=True)):
             at = len(tokens) - 15 + step
-            slot.forward_skipped(ids([3]), 0, SKIP)
+            slot.forward_draft(ids([3]), 0, SKIP)
             size = 1 + (step + number) % 4
             rows = next_rows(slot, tokens[at : at + size])
             np.testing.assert_array_equal(rows, alone[number][step : step + size][: len(rows)])
@@ -143,7 +143,7 @@ def test_draft_passes_leave_the_committed_cache_alone(written: Write, form: str)
     for at in range(20, 36, 2):
         before = slot.snapshot()
         for offset in range(5):
-            slot.forward_skipped(ids([tokens[at] if offset == 0 else 3]), offset, SKIP)
+            slot.forward_draft(ids([tokens[at] if offset == 0 else 3]), offset, SKIP)
         assert len(slot.tokens) == at
         for name, values in slot.snapshot().items():
             np.testing.assert_array_equal(values, before[name])
@@ -160,16 +160,16 @@ def test_an_unskipped_draft_pass_says_what_the_model_says(written: Write) -> Non
     expected = next_rows(slot, tokens[5:])
     np.testing.assert_allclose(slot.forward_draft(ids(tokens[5:])).logits[0], expected[-1], rtol=0, atol=1e-5)
     np.testing.assert_allclose(
-        slot.forward_skipped(ids(tokens[5:]), 0, SkipSet()).logits[0], expected[-1], rtol=0, atol=1e-5
+        slot.forward_draft(ids(tokens[5:]), 0, SkipSet()).logits[0], expected[-1], rtol=0, atol=1e-5
     )
-    assert np.abs(slot.forward_skipped(ids(tokens[5:]), 0, SKIP).logits[0] - expected[-1]).max() > 1e-2
+    assert np.abs(slot.forward_draft(ids(tokens[5:]), 0, SKIP).logits[0] - expected[-1]).max() > 1e-2
 
 
 @STOCK
 def test_a_graph_without_gates_refuses_to_skip(written: Write) -> None:
     slot = written(MODELS[0]).slot("plain")
     with pytest.raises(InvalidRequest, match=r"no gates(.|\n)*--method self-spec"):
-        slot.forward_skipped(ids([3]), 0, SKIP)
+        slot.forward_draft(ids([3]), 0, SKIP)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -191,7 +191,7 @@ def test_hypotheses_equal_forward(written: Write, name: str) -> None:
     np.testing.assert_allclose(got[5:], next_rows(shorter, tokens[12:17]), rtol=0, atol=1e-5)
     # with sub-layers left out
     skipped = slot.forward_hypotheses(ids(tokens[20:]), np.full(10, 20), chain, SKIP).logits[9:].copy()
-    np.testing.assert_allclose(skipped, slot.forward_skipped(ids(tokens[20:]), 0, SKIP).logits, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(skipped, slot.forward_draft(ids(tokens[20:]), 0, SKIP).logits, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(next_rows(slot, tokens[20:]), expected)
 
 
