@@ -42,7 +42,7 @@ class Guided(Target):
         self.trees, self.exact_trees, self.layers = asked.trees, asked.exact_trees, asked.layers
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> list[int]:  # type: ignore[override]
         """See Target."""
         return self.asked.tokens
 
