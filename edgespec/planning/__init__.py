@@ -1,1 +1,1 @@
-"""What a run will take, in bytes and seconds, before anything is loaded; and what to run within a budget."""
+"""Predict bytes and seconds of a run before anything is loaded, and choose a run within a budget."""

@@ -1,4 +1,4 @@
-"""The memory that an engine may take, and what of a request fits into it."""
+"""Memory budget of an engine, and admission of requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST = 64  # tokens: a bundle that has no room for them is refused when it is l
 STACK = 8 << 20  # bytes that a thread reserves
 CHUNKS = (128, 64, 32, 16)  # rows of a prefill's pass: fewer need less scratch and more time
 PLAN = "`edgespec plan` says which format and method would fit"
-FALLBACKS = (NGRAM, AR)  # methods without memory of their own, the better one first
+FALLBACKS = (NGRAM, AR)  # methods that need no memory, the better one first
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Admission:
     method: str  # the one asked for, or a cheaper one
     chunk: int  # rows of a prefill's pass
     predicted: int  # peak bytes; 0 = nothing was predicted
-    reason: str = ""  # what was changed, in words; empty = nothing
+    reason: str = ""  # the change, as text; empty = nothing
     crowded: bool = False  # whether idle KV of earlier requests must go first
     spare: int | None = None  # bytes of idle KV that may stay; None = any number
     checkpoints: int = CHECKPOINTS  # most checkpoints of states
 
 
 class Crowded(BudgetError):
-    """Something fits the memory once what else this process has loaded is gone."""
+    """Something fits the memory once other loaded models are freed."""
 
 
 class Allowance:
-    """What an engine may take.
+    """Memory that an engine may take.
 
     Args:
         manifest: of the bundle.
@@ -58,7 +58,7 @@ class Allowance:
 
     def __init__(self, manifest: Manifest, use: RunOptions, budget: str | int | None = None) -> None:
         self._manifest = manifest
-        self._use = replace(use, checkpoints=0)  # they take what is left
+        self._use = replace(use, checkpoints=0)  # they take the rest
         self._checkpoint = checkpoint_bytes_of(manifest.target, use) if use.operators == "native" else 0
         self.asked = budget is not None and budget != OFF  # rather than found
         self.limit: int | None = None  # bytes; None = no limit
@@ -81,11 +81,11 @@ class Allowance:
         self._renew()
 
     def left(self) -> int | None:
-        """Bytes of a budget that was asked for which this process does not take now; None = there is none."""
+        """Unused bytes of the requested budget; None = no budget."""
         return self.limit - sum(resident_now()) if self.asked and self.limit is not None else None
 
     def set_aside(self, size: int) -> None:
-        """Keep so many bytes for what else this process does, such as serving."""
+        """Reserve this many bytes for other work of this process, such as serving."""
         self._aside += size
         if self.limit is not None:
             self.limit -= size
@@ -104,7 +104,7 @@ class Allowance:
         A context that was not asked for, the bundle's own, need not be held at once.
 
         Raises:
-            BudgetError: with what would fit.
+            BudgetError: with a hint about what fits.
             Crowded: it would without the others.
         """
         use = self._least(context or min(LEAST, self._use.context))
@@ -120,7 +120,7 @@ class Allowance:
         raise self._refusal(f"a context of {context} tokens needs", use, limit)
 
     def loaded_bytes(self) -> int:
-        """Bytes that the bundle takes beside others in a process, no text among them."""
+        """Bytes of the bundle in a process with others, without texts."""
         memory = memory_of(self._manifest, self._least(LEAST))
         once = [memory.part(name) for name in ("process", "libraries", "runtime")]
         if self._mapped:
@@ -132,7 +132,7 @@ class Allowance:
         method: str,  # the one chosen
         tokens: int,  # of prompt and answer
         *,
-        gamma: int,  # most guesses a round
+        gamma: int,  # maximum guesses per round
         greedy: bool,  # whether only likeliest tokens are needed
         methods: Sequence[str],  # of the bundle
         busy: int = 0,  # bytes of KV of other requests
@@ -186,7 +186,7 @@ class Allowance:
         return batch
 
     def together(self, methods: Sequence[str], tokens: int) -> list[str]:
-        """Those of the methods, the first ones first, whose memory fits at the same time with so many tokens."""
+        """Those of the methods, the first ones first, whose memory fits at the same time with this many tokens."""
         limit = self._renew()
         if limit is None:
             return list(methods)
@@ -200,7 +200,7 @@ class Allowance:
         return kept
 
     def beside(self, method: str, tokens: int) -> int:
-        """Bytes that one more request of so many tokens takes: its keys and values, its text, its rows of logits."""
+        """Bytes of one more request with this many tokens: its keys and values, its text, its rows of logits."""
         if self.limit is None:
             return 0
         use = self._least(tokens, method)
@@ -218,7 +218,7 @@ class Allowance:
         return memory_of(self._manifest, replace(self._use, method=method, checkpoints=CHECKPOINTS))
 
     def _least(self, tokens: int, method: str = AR) -> RunOptions:
-        """Run in the way that takes the least memory of so many tokens."""
+        """Run in the way that takes the least memory for this many tokens."""
         return replace(self._use, method=method, context=tokens, chunk=CHUNKS[-1])
 
     def _bytes(self, use: RunOptions) -> tuple[int, int]:
@@ -234,14 +234,14 @@ class Allowance:
         return f"and the budget is {show_bytes(limit)}" if self.asked else f"and {show_bytes(limit)} are free"
 
     def _blame_others(self, use: RunOptions, busy: int) -> None:
-        """Refuse what the others alone leave no room for."""
+        """Reject a request if the others leave no room for it."""
         taken = self.others()
         if taken and self.limit is not None and self._bytes(use)[0] + busy <= self.limit:
             what = f"{show_bytes(self._bytes(use)[0] + busy)} are needed, {self._of(self.limit)}"
             raise Crowded(f"{what}, of which other models have {show_bytes(taken)}", "ask again in a moment")
 
     def _refusal(self, what: str, use: RunOptions, limit: int, busy: int = 0) -> BudgetError:
-        """Make the error of what does not fit; its hint is how many tokens do."""
+        """Make the error of a request that does not fit; its hint is the number of tokens that do."""
         takes = show_bytes(self._bytes(use)[0] + busy)
         low = most_tokens(lambda tokens: self._bytes(replace(use, context=tokens))[0] + busy <= limit, use.context)
         fits = f"{low // 64 * 64} tokens fit: shorten the prompt, ask for fewer new tokens, or keep keys as int8"

@@ -1,4 +1,4 @@
-"""Budgets of memory: reading what people write, and what the machine, the container and the process allow."""
+"""Memory budgets: parse sizes, and measure the limits of the machine, the container and the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPTS, MOST_PROMPTS = "EDGESPEC_PROMPT_CACHE", 4 << 30  # bytes of prompts on 
 
 
 def parse_bytes(text: str | int) -> int:
-    """ "1.5GiB" -> 1610612736; a number alone is bytes, and fractions of a byte are dropped.
+    """ "1.5GiB" -> 1610612736; a plain number is bytes, and fractions of a byte are dropped.
 
     Raises:
         InvalidRequest: not a number of bytes, or less than one.
@@ -46,7 +46,7 @@ def prompt_limit() -> int:
     """Bytes that all prompts may take by ``EDGESPEC_PROMPT_CACHE``; 0 = none are kept.
 
     Raises:
-        InvalidRequest: it is no size.
+        InvalidRequest: it is not a size.
     """
     said = os.environ.get(PROMPTS, "").strip().lower()
     if said in ("0", "off", "no", "false"):
@@ -55,7 +55,7 @@ def prompt_limit() -> int:
 
 
 def show_bytes(count: float) -> str:
-    """Bytes for people: 1610612736 -> "1.50 GiB"."""
+    """Format bytes: 1610612736 -> "1.50 GiB"."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024:
@@ -75,21 +75,21 @@ def most_tokens(fits: Callable[[int], bool], high: int) -> int:
 
 @dataclass(frozen=True)
 class Available:
-    """What this process may take."""
+    """Memory limits of this process."""
 
     total: int  # the smallest of the limits, bytes: more than this no process here can ever have
     available: int  # bytes that this process may take beyond what it has now
-    limit_name: str  # what keeps ``available`` from being more: "the machine", "the cgroup", "RLIMIT_AS", "RLIMIT_DATA"
+    limit_name: str  # the limit that decides ``available``: "the machine", "the cgroup", "RLIMIT_AS", "RLIMIT_DATA"
     resident: int = 0  # bytes that this process has now; 0 = not known
 
     @property
     def reachable(self) -> int:
-        """The largest resident memory that this process can reach: what a prediction of its peak compares with."""
+        """The largest resident memory that this process can reach, for comparison with a predicted peak."""
         return self.resident + self.available
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
-    """Measure what this process may take: the machine's memory, the limits of its control groups, and its own.
+    """Measure the memory limits of this process: the machine's memory, the limits of its control groups, and its own.
 
     Memory that the system could get back at once, such as the page cache, counts as available.  Of RLIMIT_DATA only
     private memory counts, so a mapped file may fit where this says that it does not.
@@ -106,7 +106,7 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
 
 
 def check_budget(budget: int, available: Available) -> None:
-    """Refuse a budget that is larger than what there is.
+    """Reject a budget that is larger than the available memory.
 
     Raises:
         InvalidRequest: it is; the message has both figures.
@@ -176,7 +176,7 @@ def _number(path: Path) -> int | None:
 def _page_cache(path: Path) -> int:
     """Bytes of files that the system can drop; memory that is shared or in tmpfs is not among them."""
     found = {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", system_file(path), re.MULTILINE)}
-    # version 1 counts the groups below under names of their own
+    # version 1 counts the groups below separately
     return sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 

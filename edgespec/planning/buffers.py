@@ -1,4 +1,4 @@
-"""Bytes that passes work in and leave behind: keys and values, activations, rows of logits."""
+"""Bytes of buffers and results of passes: keys and values, activations, rows of logits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgespec.runtimes.slots.slot import ROUND_CAPACITY
 
 READ = 3 * 4 + 2  # bytes of a number that a pass over given rows reads
 HUGE = 2 << 20  # numpy asks for huge pages for arrays of twice this: a page that is touched is as large
-SPLIT = 4 * KV_BLOCK  # tokens that attention takes in one piece (native/attention.cpp)
+SPLIT = 4 * KV_BLOCK  # tokens per piece of attention (native/attention.cpp)
 TILE = 16
 ACT = 48  # bytes of 32 quantized activations (native/layout.h)
-QUERY = 48  # of what attention knows of a query beside its numbers (native/kernels.h)
+QUERY = 48  # bytes of attention's state per query, without its numbers (native/kernels.h)
 TRIED = 384  # tokens that a new slot has room for
-DRAWN = 7  # rows of float64 that drawing a token takes for a moment
+DRAWN = 7  # rows of float64 for sampling a token
 PROBED = 5  # rows whose logits are compared to say whether rows are exact, and that control times
 
 
@@ -28,7 +28,7 @@ def blocks(tokens: int) -> int:
 
 
 def source_rows(part: ModelPart, context: int) -> int:
-    """Rows of a source that is planned for: a recording is as long as the model hears, a text as the context."""
+    """Rows of a source that is planned for: a recording of maximum length, a text as long as the context."""
     assert part.source is not None
     return part.source.most if part.source.kind == "features" else min(part.source.most, context)
 
@@ -40,9 +40,9 @@ def working_bytes(encoder: ModelPart, kv: KvFormat, rows: int) -> int:
 
 
 def heard_bytes(sound: SoundPart, part: ModelPart, rows: int) -> int:
-    """Bytes of what a tower over sound and convolutions before it read, and of what the latter give.
+    """Bytes of the inputs of an audio encoder and of its convolutions, and of the latter's outputs.
 
-    A row that is read lies in an array, in the buffer of the pass, in its scratch, and in the form that is multiplied.
+    A row is stored in an array, in the buffer of the pass, in its scratch, and in the form that is multiplied.
     """
     convolutions, front = part.convolutions or [], sound.front
     if isinstance(front, WhisperFront):
@@ -62,15 +62,15 @@ def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:
 
 
 def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> tuple[int, str]:
-    """(resident bytes of keys and values when the contexts of a batch are full, what they are made of)."""
+    """(resident bytes of keys and values when the contexts of a batch are full, their parts)."""
     facts, tokens = part.facts, min(use.context, part.facts.context)
     room = tokens + part.headroom
     if native:
         kv = model_kv(part, use, draft)
         there = use.batch * kv.nbytes(facts, blocks(room))
-        # the slots of a batch lie in one array, each with room of its own behind its tokens
+        # the slots of a batch share one array, each with spare room after its tokens
         used = use.batch * kv.nbytes(facts, tokens)
-        # whether rows are exact is tried on a slot of its own where all others are a batch's
+        # the probe of exact rows uses a separate slot if all others are a batch's
         tried = kv.nbytes(facts, min(room, TRIED)) if use.batch > 1 and use.method != AR and not draft else 0
         return _touched(used, there, use.batch) + tried, f"keys {kv.keys}, values {kv.values}"
     capacity = -(-room // ROUND_CAPACITY) * ROUND_CAPACITY
@@ -80,22 +80,22 @@ def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False
 
 
 def _touched(used: int, there: int, pieces: int) -> int:
-    """Resident bytes of an array of which some were written, in so many pieces."""
+    """Resident bytes of an array that was partly written, in this many pieces."""
     return used if there < 2 * HUGE else min(there, used + pieces * HUGE // 2)
 
 
 def checkpoint_bytes_of(part: ModelPart, use: RunOptions) -> int:
-    """Of a checkpoint of the target's states; 0 = none are taken: there are no states, or coded keys beside them."""
+    """Bytes of a checkpoint of the target's states; 0 = none are taken: no states, or coded keys."""
     return 0 if model_kv(part, use, False).ring else checkpoint_bytes(part.facts)
 
 
 def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = False) -> int:
-    """Of the largest pass of native operators (native/pass.h, Scratch): the prefill's."""
+    """Bytes of the largest pass of native operators (native/pass.h, Scratch): the prefill's."""
     facts, form = part.facts, part.format
     tokens = min(use.context, facts.context)
     attended, dim = facts.heads * max(facts.dims, default=facts.head_dim), padded_dim(facts)
     floats = facts.hidden + attended + (facts.intermediate if form == "w8a8" else 0)
-    if heads := facts.delta:  # what the rule reads and gives, and what is behind its convolution, of the last pass too
+    if heads := facts.delta:  # inputs and outputs of the rule, and of its convolution, also of the last pass
         inner = max(heads.values * heads.value_dim, attended)
         floats += heads.mixed + 2 * inner + 2 * heads.values + 2 * state_width(facts)
     elif facts.convolutions:
@@ -113,12 +113,12 @@ def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = Fa
 
 
 def _act_bytes(part: ModelPart, width: int) -> int:
-    """Of a row of activations, in the form that matrices multiply."""
+    """Bytes of a row of activations, in the form that matrices multiply."""
     return 4 * width if part.format == "fp32" else -(-width // 64) * 2 * ACT
 
 
 def stock_scratch(part: ModelPart, use: RunOptions, rows: int) -> int:
-    """Of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer.
+    """Bytes of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer.
 
     Attention adds nothing that grows with the text, which ONNX Runtime 1.31 computes in tiles, unless heads are wide:
     then it keeps the scores of all heads (docs/dev/runtime.md).
@@ -132,16 +132,16 @@ def stock_scratch(part: ModelPart, use: RunOptions, rows: int) -> int:
 
 
 def logits_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool, groups: list[str]) -> int:
-    """Of rows of logits that leave the LM head, and what sampling makes of the target's; and of a group of heads.
+    """Bytes of rows of logits, of their copies for sampling, and of a group of heads.
 
-    Of heads native operators give only the best.
+    Native operators return only the best tokens of heads.
     """
     facts, cut = part.facts, part.head_vocab.size if part.head_vocab else part.facts.vocab
     drafts = use.method != AR
     rows = PROBED if drafts else 0
     if not (native and use.greedy):
         rows = max(rows, use.gamma + 1 if drafts else 1)
-    # float64: what the distribution of a row is made from, and the drafter's distribution of every guess
+    # float64: a row's logits for its distribution, and the drafter's distribution of every guess
     drawn = 0 if use.greedy or draft else DRAWN + (use.gamma if drafts else 0)
     heads = 0 if native else max((group.count for group in part.heads if group.name in groups), default=0)
     return 4 * rows * (cut if part.cut else facts.vocab) + 8 * drawn * facts.vocab + 4 * heads * cut

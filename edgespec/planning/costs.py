@@ -1,4 +1,4 @@
-"""What passes and drafts of a bundle take in one situation: measured, moved from elsewhere, or assumed.
+"""Costs of passes and drafts of a bundle in one situation: measured, scaled, or assumed.
 
 Time is taken to be bytes over a rate: a pass over n rows after d tokens takes
 
@@ -39,12 +39,12 @@ from edgespec.runtimes.files.manifest import HeadGroup, Manifest, ModelPart, Ope
 from edgespec.runtimes.options import RunOptions
 
 # from best to worst: measured with this bundle on this device; its figures for another bundle, scaled; what the
-# exporting machine measured; formulas with assumptions alone
+# exporting machine measured; formulas with only assumptions
 Basis = Literal["calibrated", "scaled", "exported", "assumed"]
 Points = Sequence[tuple[float, float]]
 
 STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at depth 64 (docs/dev/measurements.md)
-# what a byte of int4 weights takes with stock operators over native ones: 16.8 and 8.9 ms a step of the 0.5B shape
+# time per byte of int4 weights, stock over native operators: 16.8 and 8.9 ms a step of the 0.5B shape
 # (docs/dev/measurements.md) for 20 and 18 bytes of 32 weights
 STOCK_STEP = 1.7
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
@@ -81,14 +81,14 @@ def line(points: Points, at: float) -> float:
 class PassTimes:
     """Milliseconds of passes by depth (tokens before the pass), by rows.
 
-    Between measured rows and depths it is linear, beyond the last of either it goes on with the last slope, and before
-    the first with the first one.  More rows, or more depth, never cost less: a dip is noise.
+    Between measured rows and depths it is linear, beyond the last of either it continues with the last slope, and
+    before the first with the first one.  More rows, or more depth, never cost less: a dip is noise.
     """
 
     table: Mapping[int, Mapping[int, float]]
 
     def ms(self, rows: float, depth: float) -> float:
-        """Time a pass over so many rows (a mean of passes need not be whole) after so many tokens."""
+        """Time of a pass over ``rows`` (may be a mean) after this many tokens."""
         return line(rising({at: line(rising(points), rows) for at, points in self.table.items()}), depth)
 
     def split(self, rows: float) -> tuple[float, float]:
@@ -114,10 +114,10 @@ def plain_points(profile: Profile) -> Points:
 
 
 class Costs:
-    """The best that is known of passes and drafts of a bundle after so many tokens.
+    """The best known costs of passes and drafts of a bundle after this many tokens.
 
     Times are in milliseconds, or in those of a byte of weights where ``basis`` is assumed.  Figures of a busy machine,
-    in a profile or from the export, are not used; ``notes`` says so.
+    in a profile or from the export, are not used; ``notes`` reports it.
     """
 
     pass_ms: Callable[[float], float]  # rows -> a pass of the graph that runs every method
@@ -132,10 +132,10 @@ class Costs:
         self.weights, self.kv = read_bytes(self.target, self.how), kv_token_bytes(self.target, self.how, use.attention)
         # (method, whether it is a round's first) -> a draft step as it was timed; None = by bytes
         self.measured: Callable[[str, bool], float | None] = lambda *_: None
-        self.other = 0.0  # what a round takes beside its pass and drafts
-        self.control = CONTROL  # what deciding how much to draft adds to it
-        self.prefill: float | None = None  # tokens a second; None = not known
-        self.notes: list[str] = []  # what is assumed, in words
+        self.other = 0.0  # time of a round without its pass and drafts
+        self.control = CONTROL  # time of adaptive control
+        self.prefill: float | None = None  # tokens per second; None = unknown
+        self.notes: list[str] = []  # assumptions, as text
         if profile is None or profile.busy:
             self.basis: Basis = self._by_bytes()
             if profile is not None:
@@ -157,11 +157,11 @@ class Costs:
         return weights / self.rate + kv * self.depth * self.per_kv
 
     def v(self, rows: float) -> float:
-        """Time of a round over so many rows, drafts apart, over one of plain decoding."""
+        """Verification cost of n rows relative to a plain step, without drafting."""
         return (self.pass_ms(rows) + self.other) / (self.plain + self.other)
 
     def controlled(self, rows: float) -> float:
-        """Return ``v`` with what control adds to a method's round."""
+        """Return ``v`` with the cost of control in a method's round."""
         return self.v(rows) + self.control / (self.plain + self.other)
 
     def c(self, method: str, first: bool = False) -> float:
@@ -242,7 +242,7 @@ class Costs:
         return "scaled"
 
     def _by_bytes(self) -> Basis:
-        """Take what the exporting machine measured, where that is of such operators and it was not busy.
+        """Use the exporting machine's measurements, if operators match and it was not busy.
 
         Else curves of another machine, and bytes: the unit is a byte's time.
         """
@@ -282,16 +282,16 @@ class Costs:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _attended(self, rows: float) -> float:
-        """Count what attention takes for each token before a pass, in bytes read."""
+        """Count attention's cost per token before a pass, in bytes read."""
         return attention_bytes(self.target.facts, self.kv, rows, self.how, self.attention)
 
     def _exported_step(self, method: str, first: bool) -> float | None:
-        """Look up what the export measured: a step in passes of one row; None = nothing."""
+        """Return the export's measurement: a step in passes of one row; None = none."""
         part = self.manifest.methods[method]
         return part.first_cost if first and part.first_cost is not None else part.draft_cost
 
     def _draft_bytes(self, method: str, first: bool) -> tuple[float, float]:
-        """Count what one draft step reads: (bytes of weights, bytes a token before it).
+        """Count the bytes of one draft step: (bytes of weights, bytes per token before it).
 
         Those of weights times what its rows take over one row: a drafter's first step reads what was accepted, too.
         """
@@ -333,7 +333,7 @@ def _padding(use: RunOptions, profile: Profile | None = None) -> float:
 
 
 def _prefill(profile: Profile, depth: float) -> float | None:
-    """Tokens a second; deeper ones take longer."""
+    """Tokens per second; deeper ones take longer."""
     if not profile.prefill:
         return None
     return 1000 / line(rising({at: 1000 / rate for at, rate in profile.prefill.items()}), depth)
@@ -342,11 +342,11 @@ def _prefill(profile: Profile, depth: float) -> float | None:
 def _step_bytes(part: ModelPart, first: bool, operators: Operators) -> float:
     """Count the bytes of weights that a drafter's step reads, times what its rows take over one row.
 
-    A round's first step also takes in what was accepted before; a further one goes on from its own hidden state::
+    A round's first step also reads the accepted tokens; a further one continues from its own hidden state::
 
-        eagle       first: all, with the matrix that fuses         further: all but that matrix
+        eagle       first: all, with the matrix that fuses         further: all except that matrix
         mtp         all                                            all
-        assistant   all but the matrix back to the target's width  all
+        assistant   all except the matrix back to the target's width  all
         dflash      the block, and before it the draft cache: the matrix that fuses, keys and values of all layers
     """
     decoder, facts = part.decoder, part.facts
@@ -356,7 +356,7 @@ def _step_bytes(part: ModelPart, first: bool, operators: Operators) -> float:
     every = float(read_bytes(part, operators))
     if decoder.block:
         block = (every - fuse) * (line(curve, decoder.block) if first else 1.0)
-        # keys and values of entries come out of one matrix with queries, which nobody needs
+        # entries use one matrix for keys, values and (unused) queries
         entries = fuse + facts.layers * facts.hidden * facts.head_dim * (facts.heads + 2 * facts.kv_heads) * layers
         return block + (entries * line(curve, FIRST_ROWS) if first else 0.0)
     if decoder.reads:

@@ -1,4 +1,4 @@
-"""How many tokens a draft's LM head should score where nobody said: as many as are fastest."""
+"""Choose the number of tokens that a draft's LM head scores: the fastest."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from edgespec.formulas.cost import WORTH, CostModel, speedup
 from edgespec.planning.traffic import pass_weights
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts, ModelPart
 
-# Rows of a cut head -> share of a text's tokens among so many first ids of a byte-level BPE tokenizer: GPT-2's on the
-# answers of a 7B chat model.  Assumed where there is no text.
+# Rows of a cut head -> share of a text's tokens among this many first ids of a byte-level BPE tokenizer: GPT-2's on the
+# answers of a 7B chat model.  Assumed without a text.
 TYPICAL = {1024: 0.61, 2048: 0.69, 4096: 0.78, 8192: 0.87, 16384: 0.94, 32768: 0.98}
 ACCEPTED = 0.7  # of guesses with the whole vocabulary, an assumption
-LONGEST = 8  # guesses a round
+LONGEST = 8  # guesses per round
 
 
 def fastest_size(
     target: ModelFacts,
     draft: ModelFacts,
     coverage: Callable[[int], float] = TYPICAL.__getitem__,  # size -> share of the target's tokens among them
-    kind: DrafterKind | None = None,  # of a drafter conditioned on the target; None = a model of its own
+    kind: DrafterKind | None = None,  # of a drafter conditioned on the target; None = a draft model
 ) -> int | None:
     """Rows of the draft's LM head; None = the whole vocabulary.
 

@@ -45,8 +45,8 @@ class MemoryPart:
     name: str  # what it is, a stable key such as ``weights`` or ``kv``
     private: int = 0  # bytes that only this process has, which count against every limit
     file: int = 0  # bytes of mapped files, which the system may drop and read again
-    loading: int = 0  # bytes that are there only while loading
-    note: str = ""  # what it is made of, for people
+    loading: int = 0  # bytes only while loading
+    note: str = ""  # human-readable parts
 
     @property
     def all(self) -> int:
@@ -73,7 +73,7 @@ TOKENIZER, TOKENIZER_LOADING = 8.7, 2.9
 # private bytes of a token of the text: the lists of the request, of the slot and of the loop, and their numbers
 TEXT = 100
 INDEX = 340  # of the index of method ngram
-KEPT = 1  # memories of earlier sources beside those in use
+KEPT = 1  # cross-attention caches of earlier sources next to those in use
 
 _MEASURE = """
 import numpy, onnxruntime, tokenizers, edgespec.engine.loading
@@ -93,7 +93,7 @@ def resident_now(status: Path = Path("/proc/self/status")) -> tuple[int, int]:
 def process_bytes() -> int:
     """Resident bytes of a process on this machine once all that a run needs is imported, before a bundle is opened.
 
-    Measured in a process of its own, so that it does not matter what this one has done; the default where that fails.
+    Measured in a separate process, independent of this one; the default where that fails.
     """
     command = [sys.executable, "-c", _MEASURE]
     try:
@@ -107,7 +107,7 @@ def process_bytes() -> int:
 class Memory:
     """All of it.  ``after`` is resident memory once ``context`` tokens are held; ``peak`` the most at any time."""
 
-    parts: tuple[MemoryPart, ...]  # what it is made of, the margin among them
+    parts: tuple[MemoryPart, ...]  # its parts, with the margin
     loaded: int = 0  # resident bytes at the worst moment of ``load``
     opened: int = 0  # the same of opening the draft, which happens when a method first needs it; 0 = none
 
@@ -142,7 +142,7 @@ class Memory:
 
 
 def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -> Memory:
-    """Predict the memory of running a bundle in this way; from its manifest alone, no file is opened.
+    """Predict the memory of running a bundle in this way; only from its manifest, no file is opened.
 
     ``process``: resident bytes of a process before loading (``Profile.process_bytes``); None = as measured elsewhere.
     """
@@ -151,7 +151,7 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
         private = process * PROCESS.private // PROCESS.all
         base = replace(PROCESS, private=private, file=process - private)
     tokenizer = manifest.files["tokenizer.json"].size if "tokenizer.json" in manifest.files else 0
-    method = METHODS.get(use.method)  # None: a proposer of the caller's own
+    method = METHODS.get(use.method)  # None: the caller's proposer
     part = manifest.beside(method.needs if method else "")
     draft = [] if part is None else _model(manifest, part, use, "draft ")
     kept = use.batch * use.checkpoints * checkpoint_bytes_of(target, use)
@@ -170,7 +170,7 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
         *_model(manifest, target, use, ""),
         *draft,
         *([MemoryPart("checkpoints", kept, note=copies)] if kept else []),
-        MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes a token"),
+        MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes per token"),
     ]
     if codes := manifest.codes:
         graph = manifest.files[codes.graph].size if codes.graph in manifest.files else 0
@@ -260,7 +260,7 @@ def source_parts(manifest: Manifest, part: ModelPart, use: RunOptions, draft: bo
 
 
 def tower_parts(manifest: Manifest, part: ModelPart, tower: ModelPart, use: RunOptions) -> list[MemoryPart]:
-    """List what images or sound take: a tower and what stands around it, a pass over one piece, and rows of one each.
+    """List the memory of images or sound: an encoder and its projectors, a pass over one piece, and rows of one each.
 
     A recording is planned for as long as a transcript's windows are, 30 s.
     """

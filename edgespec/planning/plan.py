@@ -24,18 +24,18 @@ CONTEXT = 4096  # tokens that are planned for where none are asked for
 LEAST_CONTEXT = 512
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one; so with memory
 PRECISION = [str(name) for name in sorted(SPECS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
-# Where quality is asked for, nothing finer is looked for than int8, which loses 1 to 3 % of what int4 does
+# For goal quality, nothing finer than int8 is tried, which loses 1 to 3 % of what int4 does
 # (docs/dev/measurements.md, weight quality): fp32 takes four times its bytes, and time.
 FINE = PRECISION.index("int8")
 
 
 @dataclass(frozen=True)
 class Option:
-    """A bundle that is there, or one that an export would make."""
+    """An existing bundle, or one that an export would make."""
 
     manifest: Manifest  # its manifest, or the planned one
     name: str  # the bundle's folder, or the model's name
-    export: tuple[str, ...] | None = None  # options of ``edgespec export`` that make it; None = it is there
+    export: tuple[str, ...] | None = None  # options of ``edgespec export`` that make it; None = it exists
     needs: dict[str, str] = field(default_factory=dict)  # by method: what has to be made or given first, in words
     profile: Profile | None = None  # what was measured with this very bundle; None = the request's
 
@@ -97,7 +97,7 @@ class PlannedRun:
 
     @property
     def kl(self) -> float | None:
-        """Divergence from the source that the export measured, nats a token; None = not measured."""
+        """Divergence from the source that the export measured, nats per token; None = not measured."""
         found: float | None = self.option.manifest.parity.get("kl")
         return found
 
@@ -108,7 +108,7 @@ class PlannedRun:
 
     @property
     def rate(self) -> float:
-        """Tokens a second, or a figure in proportion to it where nothing is known of the device."""
+        """Tokens per second, or a proportional figure for an unknown device."""
         manifest = self.option.manifest
         step = float(manifest.files[manifest.target.weights].size) * SPECS[manifest.target.format].step
         return self.speed.tokens_per_second or self.speed.speedup / step
@@ -181,7 +181,7 @@ def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> Planne
 
 
 def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> int:
-    """Most tokens that fit the budget when run in this way; 0 = not even ``LEAST_CONTEXT``."""
+    """Maximum tokens that fit the budget when run in this way; 0 = not even ``LEAST_CONTEXT``."""
     high = option.manifest.target.facts.context
 
     def fits(context: int) -> bool:
@@ -293,7 +293,7 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
     goals = {
         "auto": "the fastest that fits",
         "chat": "the fastest for one sequence that fits",
-        "batch": f"the most tokens a second for {request.batch} sequences",
+        "batch": f"the highest total speed of {request.batch} sequences",
         "memory": "the least memory",
         "quality": "the finest format that fits, up to int8, and the fastest with it",
     }

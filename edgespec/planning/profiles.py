@@ -41,7 +41,7 @@ class Watch:
     """Counts what other processes, and other virtual machines, take of this process's processors from now on."""
 
     def __init__(self) -> None:
-        self._begun, self._busy, self._own = perf_counter(), _busy(), sum(os.times()[:4])  # children that ended, too
+        self._begun, self._busy, self._own = perf_counter(), _busy(), sum(os.times()[:4])  # including ended children
 
     def others(self) -> float | None:
         """Return the share of the processors that others took since the start, 0 to 1; None = not known here."""
@@ -60,7 +60,7 @@ def busy_words(spread: float, others: float | None = None) -> str:
     """
     found = []
     if spread >= BUSY:
-        found.append(f"the middle half of equal passes differed by {spread:.1f} times")
+        found.append(f"timings varied {spread:.1f}x (interquartile)")
     if others is not None and others >= OTHERS:
         found.append(f"other programs took {others:.0%} of the processors")
     return f"the machine was busy: {', and '.join(found)}" if found else ""
@@ -150,7 +150,7 @@ class Profile(_Part):
     schema_version: int = PROFILE_SCHEMA
     machine: Machine
     bundle: str = Field(description="hash of the bundle's manifest")
-    name: str = Field(description="the bundle's folder, for people")
+    name: str = Field(description="the bundle's folder, readable")
     facts: ModelFacts
     format: Format
     head_format: Format | None = None
@@ -161,7 +161,7 @@ class Profile(_Part):
     threads: int = Field(gt=0)
     attention: Attention | None = None
     strict: bool = True
-    context: int = Field(default=0, ge=0, description="most tokens that it was measured for")
+    context: int = Field(default=0, ge=0, description="maximum tokens that it was measured for")
     # by depth, by rows, over the graph that runs every method
     passes: dict[int, dict[int, float]] = Field(min_length=1)
     plain: dict[int, float] = Field(default_factory=dict)  # one row of the fastest plain decoding, by depth
@@ -171,24 +171,24 @@ class Profile(_Part):
     first_drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
     trials: dict[str, Trial] = Field(default_factory=dict)  # by method
     prompts: str = Field(default="", description="hash of the trials' prompts; empty = the bundle's own")
-    prefill: dict[int, float] = Field(default_factory=dict, description="tokens a second, by depth")
-    bandwidth: float = Field(gt=0, description="bytes a second that a one-row pass reads of weights")
+    prefill: dict[int, float] = Field(default_factory=dict, description="tokens per second, by depth")
+    bandwidth: float = Field(gt=0, description="bytes of weights per second that a one-row pass reads")
     spread: float = Field(default=1.0, ge=1, description="of times of equal passes: upper quartile over the lower")
     others: float = Field(default=0.0, ge=0, le=1, description="share of the processors that other programs took")
     rows_exact: bool
     process_bytes: int = Field(ge=0, description="resident bytes of the process before a bundle is loaded")
-    seconds: float = Field(ge=0, description="what calibration took")
-    notes: list[str] = Field(default_factory=list, description="what was not measured, and why")
+    seconds: float = Field(ge=0, description="duration of the calibration")
+    notes: list[str] = Field(default_factory=list, description="missing measurements, with reasons")
     created: str = Field(description="UTC, ISO 8601")
 
     @property
     def busy(self) -> str:
-        """Why figures may be wild, in words; empty = the machine was steady."""
+        """Reasons why figures may be unreliable; empty = the machine was steady."""
         return busy_words(self.spread, self.others)
 
 
 def manifest_hash(manifest: Manifest) -> str:
-    """Names a bundle by what its manifest says: the hashes of its files among it.
+    """Identify a bundle by its manifest, which has the hashes of its files.
 
     Of one that this version wrote it is the file's SHA-256 without its line breaks, as other runtimes compute it.
     """
@@ -207,7 +207,7 @@ def read_profile(path: Path) -> Profile:
     """Read a file that ``edgespec calibrate`` wrote, of this or of another machine.
 
     Raises:
-        ProfileError: it cannot be read, is no profile, lacks something, or is of another version's schema.
+        ProfileError: it cannot be read, is not a profile, lacks something, or is of another version's schema.
     """
     data = read_json(path, ProfileError, AGAIN, "not a device profile: ")
     version = data.get("schema_version") if isinstance(data, dict) and "machine" in data else None
@@ -237,7 +237,7 @@ def write_profile(profile: Profile, path: Path) -> None:
         raise ProfileError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
 
 
-_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm", "sve")  # what kernels differ by
+_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm", "sve")  # flags that select kernels
 
 
 @cache
@@ -268,7 +268,7 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _how(run: RunOptions | Profile) -> dict[str, Any]:
-    """Name what of the way that a bundle is run decides its speed."""
+    """Return the run options that decide the speed."""
     return {name: getattr(run, name) for name in ("operators", "threads", "device", "attention", "strict")}
 
 
@@ -299,7 +299,7 @@ def find_profile(manifest: Manifest, options: LoadOptions) -> Profile | None:
 
 
 def latest_profile(threads: int | None = None, device: DeviceName = "cpu") -> Profile | None:
-    """Find the latest profile of this machine, whatever the bundle."""
+    """Find the latest profile of this machine, of any bundle."""
     wanted = threads or default_threads(), device
     kept = (one for one in kept_profiles() if (one.threads, one.device) == wanted)
     found = [one for one in kept if not staleness(one, one.bundle, one)]
@@ -337,7 +337,7 @@ _TOLD = {
 
 
 def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[str]:
-    """Why a profile does not say what this machine takes for a bundle run in this way, in words; empty = it does."""
+    """Explain why a profile does not apply to this machine, bundle and run; empty = it does."""
     there, here = profile.machine, this_machine(run.device)
     reasons = [
         f"{what} {getattr(there, name) or 'none'}, here {getattr(here, name) or 'none'}"
@@ -355,7 +355,7 @@ def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[
 
 
 def why_none(bundle: str, run: RunOptions, name: str) -> list[str]:
-    """Why nothing that was kept will do, where something of a bundle of this name was kept.
+    """Explain why no saved profile applies, using the closest one.
 
     What is closest speaks: the one with the fewest reasons against it.  Files that are no profiles say so.
     """

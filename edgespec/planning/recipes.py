@@ -1,4 +1,4 @@
-"""Recipes: what to export of a kind of model for a kind of device, and how to run it; data in edgespec/configs."""
+"""Recipes: export and run settings for a kind of model on a kind of device; data in edgespec/configs."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class _Part(BaseModel):
 
 
 class DeviceClass(_Part):
-    """What a recipe was made for."""
+    """Models and devices of a recipe."""
 
     name: str
     memory: Amount  # of the whole device, as ``4GiB``
-    budget: Amount  # what one process may take of it
+    budget: Amount  # share of one process
     threads: int = Field(gt=0)
     assumptions: list[str] = Field(min_length=1)  # what `edgespec calibrate` on the device replaces
 
@@ -76,7 +76,7 @@ class Models(_Part):
 
 
 class ExportPart(_Part):
-    """Options of ``edgespec export``; ``draft`` says in words which draft model suits."""
+    """Options of ``edgespec export``; ``draft`` describes a suitable draft model."""
 
     format: Format
     head_format: Format | None = None
@@ -92,7 +92,7 @@ class ExportPart(_Part):
 
 
 class RunPart(_Part):
-    """How the bundle is meant to be run; ``gamma`` None = what the method has found best."""
+    """How the bundle is meant to be run; ``gamma`` None = the method's best."""
 
     method: Method
     context: int = Field(ge=2)
@@ -159,7 +159,7 @@ def read_recipe(name: str | Path) -> Recipe:
     """Read a recipe that comes with edgespec, or one of a JSON file.
 
     Raises:
-        InvalidRequest: neither, or a file that is no recipe; the message names what there is.
+        InvalidRequest: neither, or a file that is not a recipe; the message names the known ones.
     """
     where, known = str(name), f"recipes: {', '.join(recipes())}; or give a JSON file (docs/recipes.md)"
     file = CONFIGS / f"{name}.json" if where in recipes() else Path(name)
@@ -175,7 +175,7 @@ def read_recipe(name: str | Path) -> Recipe:
 
 
 def recipe_table() -> list[dict[str, str]]:
-    """All recipes, a row each, for people."""
+    """All recipes, one readable row each."""
     return [
         {
             "recipe": recipe.name,
@@ -193,7 +193,7 @@ def recipe_table() -> list[dict[str, str]]:
 def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of an export: those given, and the recipe's for the rest.
 
-    Given ones are named as in ``ExportOptions`` and always win: what of the recipe does not go with them is left out.
+    Given ones are named as in ``ExportOptions`` and always win: conflicting parts of the recipe are dropped.
     """
     export = recipe.export.model_dump(exclude={"draft"}, exclude_none=True)
     found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in export.items()}
@@ -206,7 +206,7 @@ def check_parts(recipe: Recipe, methods: Collection[str], draft: bool, heads: bo
     """Refuse an export with these methods where neither draft nor heads were given, or came with the model.
 
     Raises:
-        ExportError: what its methods need is missing; the message says which draft suits, and how to make it.
+        ExportError: a draft or heads are missing; the message names a suitable draft, and how to make it.
     """
     lacking = {
         name: f"trained heads: `edgespec train {name} MODEL -o {name}-heads`, then --heads {name}-heads"
@@ -219,7 +219,7 @@ def check_parts(recipe: Recipe, methods: Collection[str], draft: bool, heads: bo
     for method in filter(lacking.__contains__, methods):
         raise ExportError(
             f"recipe {recipe.name}: method {method} needs {lacking[method]}",
-            "or choose other methods: --method ngram prepares none beside plain and n-gram decoding",
+            "or choose other methods: --method ngram prepares only plain and n-gram decoding",
         )
 
 

@@ -66,7 +66,7 @@ def pass_weights(facts: ModelFacts, own: int | None = None) -> float:
 
 
 def fuse_weights(part: ModelPart) -> int:
-    """Weights of the matrix by which a drafter takes in the target's hidden states; it has the format of LM heads."""
+    """Weights of the matrix that a drafter applies to the target's hidden states; it has the format of LM heads."""
     decoder, hidden = part.decoder, part.facts.hidden
     if decoder is None:
         return 0
@@ -74,7 +74,7 @@ def fuse_weights(part: ModelPart) -> int:
 
 
 def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable[[float], float]) -> float:
-    """Time of the matrices of a pass over so many rows, over that of one row.
+    """Time of the matrices of a pass over n rows, relative to one row.
 
     More rows go to more experts, of which each then gets few rows.  ``v``: the same of matrices that all rows go
     through.
@@ -89,9 +89,9 @@ def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable
 
 
 def read_bytes(part: ModelPart, operators: Operators) -> int:
-    """Bytes of weights that a pass over a row reads: of experts those chosen, of an embedding of its own only rows.
+    """Bytes of weights that a pass over a row reads: only chosen experts, and only rows of a separate embedding.
 
-    Of a drafter all matrices, of which not every step reads each (``costs``).
+    For a drafter all matrices; not every step reads each (``costs``).
     """
     rest, head = layer_size(part, operators), head_size(part, operators)
     own, fuse = head_weights(part), fuse_weights(part)
@@ -108,18 +108,18 @@ def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention |
 
 
 def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operators, attention: Attention) -> float:
-    """Count what attention of a pass takes for each token before it, in bytes read.
+    """Count attention's cost of a pass per token before it, in bytes read.
 
     It reads keys and values once for all rows, or multiplies for each of them, whichever takes longer.
     """
-    again = 1 + facts.shared / max(facts.kv_layers, 1)  # layers that read what others keep
+    again = 1 + facts.shared / max(facts.kv_layers, 1)  # layers that read other layers' keys
     multiplies = 2 * facts.heads * sum(facts.dims) * again
     how = "float" if ATTENTION[attention].keys in ("f32", "f16") else "integer"
     return max(kv * again, rows * multiplies * MULTIPLY_BYTES["stock" if operators == "stock" else how])
 
 
 def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tuple[float, float]:
-    """Compute what a self-draft reads of a pass: (share of the weights, share of the keys and values)."""
+    """Compute the share of a pass that a self-draft reads: (share of the weights, share of the keys and values)."""
     facts = part.facts
     per_layer = layer_weights(part.facts) / facts.layers
     attention = min(_attention_weights(facts), per_layer)

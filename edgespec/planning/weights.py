@@ -20,17 +20,17 @@ _ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank is in a text; fitted 
 
 @dataclass(frozen=True)
 class WeightParts:
-    """Bytes of what a weight file holds, as it lies there."""
+    """Bytes of the parts of a weight file."""
 
     matrices: int  # of the layers
     lm_head: int  # that all rows go through: the model's, or the cut one of a draft
     table: int  # an embedding that is only looked up; 0 = the LM head's matrix, or none
     row: int  # of a token in the embedding
     heads: Mapping[str, int]  # matrices by group of heads
-    cut: int  # a cut LM head beside the model's own, for heads
+    cut: int  # a cut LM head next to the model's, for heads
     angles: int  # of all positions, or learned positions
     position: int  # of a position in them
-    layer_table: int = 0  # embeddings of all layers, of which rows are looked up too
+    layer_table: int = 0  # embeddings of all layers, which are also read by rows
     layer_row: int = 0  # of a token in them
 
 
@@ -46,7 +46,7 @@ def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
 
 
 def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts:
-    """Take a model's weight file apart, by its size and the model's facts; layers are what is left."""
+    """Split the size of a weight file by the model's facts; layers are the rest."""
     facts, native, form, head = part.facts, part.layout == "native", part.format, part.head_format or part.format
     hidden, vocab, blocks = facts.hidden, facts.vocab, form in BLOCK_FORMATS and facts.hidden % BLOCK == 0
     size = files[part.weights].size if part.weights in files else 0
@@ -67,8 +67,8 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
         row = 4 * hidden
     else:
         row = matrix_bytes(part.embedding_format or form, 16, hidden, native) // 16 if blocks else hidden + 4
-    # a draft with a cut LM head multiplies by that one alone, and only looks its embedding up; a drafter has none: the
-    # target looks it up
+    # a draft with a cut LM head multiplies only by that one, and only reads rows of its embedding; a drafter has none:
+    # the target looks it up
     table = 0 if part.decoder or (tied and not part.cut) else row * vocab
     lm_head, beside = (cut, 0) if part.cut else (own, cut)
     heads = {group.name: group_bytes(part, group, native) for group in part.heads}
@@ -98,8 +98,8 @@ def group_bytes(part: ModelPart, group: HeadGroup, native: bool) -> int:
 def looked_up(table: int, row: int, tokens: int) -> int:
     """Resident bytes of a table of which only the rows of a text's tokens are read.
 
-    Frequent tokens have low numbers in all tokenizers made by merging pairs, so rows in use lie together; ranks follow
-    Zipf's law.
+    Frequent tokens have low numbers in all tokenizers made by merging pairs, so rows in use are close together; ranks
+    follow Zipf's law.
     """
     if table <= 0 or row <= 0 or tokens <= 0:
         return 0
@@ -139,7 +139,7 @@ def stock_weights(part: ModelPart, weights: WeightParts) -> StockWeights:
     columns = part.head_vocab.size if part.cut and part.head_vocab else vocab
     headed = int(columns * hidden * SPECS[head].level_bytes)
     tied = not weights.table and not part.decoder  # one matrix for both
-    whole = tied and head not in BLOCK_FORMATS  # looked up as it lies there: all of it stays
+    whole = tied and head not in BLOCK_FORMATS  # read in place: all of it stays
     loading = max(int(hidden * inner * SPECS[form].level_bytes), 0 if whole else headed)
     row = headed // vocab if tied and not whole else 0
     return StockWeights(packed, mapped + (headed if whole else 0), loading, row * vocab, row)

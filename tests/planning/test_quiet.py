@@ -27,11 +27,10 @@ def test_words() -> None:
     assert busy_words(1.49, 0.19) == ""
     assert busy_words(1.0, None) == ""  # a system that does not tell
     assert busy_words(1.5, 0.2) == (
-        "the machine was busy: the middle half of equal passes differed by 1.5 times, and other programs took 20% of "
-        "the processors"
+        "the machine was busy: timings varied 1.5x (interquartile), and other programs took 20% of the processors"
     )
     assert export_busy({}) == ""  # bundles of older versions
-    assert "2.0 times" in export_busy({"spread": 2.0})
+    assert "2.0x" in export_busy({"spread": 2.0})
 
 
 @pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="reads /proc/stat")
