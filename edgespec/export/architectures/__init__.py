@@ -24,12 +24,12 @@ TEXT_HALVES = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
-"""Decoders that differ from another one only in how images stand in their texts."""
+"""Decoders that differ from another one only in the placement of images in their texts."""
 
 ADDING = f"docs/architectures.md says how to add one; packages add others in {GROUP}"
 THINKER = "thinker."
 ALWAYS = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
-"""What they do whatever their configuration says."""
+"""Their behavior, independent of the configuration."""
 
 VERIFIED = "5.24.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""
@@ -40,7 +40,7 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
 
     Raises:
         NotText: the model has an encoder, or reads more than text and not its text half was asked for.
-        UnsupportedModel: unknown ``model_type``; the message lists what is supported.
+        UnsupportedModel: unknown ``model_type``; the message lists supported types.
     """
     source = drawing_half(source) if describe(source.config) == "janus" and not text_only else _unwrapped(source)
     whole, opened = source.config, source
@@ -96,7 +96,7 @@ def _thinker(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_kind(config: dict[str, Any]) -> str | None:
-    """Find the architecture of a model's text, in whatever it is wrapped; None = one that is not supported."""
+    """Find the architecture of a model's text decoder, even inside another model; None = not supported."""
     config = _thinker(config)
     kinds = [describe(one) for one in (config, config.get("text_config")) if isinstance(one, dict)]
     return next((kind for kind in kinds if kind in ARCHITECTURES), None)

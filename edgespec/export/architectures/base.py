@@ -1,4 +1,4 @@
-"""What every architecture shares: reading the configuration, names of tensors, and the order of a decoder's parts."""
+"""Shared code of architectures: configuration, tensor names, and the order of a decoder's parts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ATTENTION, MLP, GATE = "self_attn.{}_proj", "mlp.{}_proj", "self_attn.output_gat
 QKV = tuple(ATTENTION.format(part) for part in "qkv")
 
 Switch = bool | tuple[str, bool]
-"""On or off; or a key of config.json and what it means if it is absent."""
+"""On or off; or a key of config.json and its default."""
 
 
 class Part:
-    """What some layers have instead of attention (``Architecture.states``) or of the MLP (``Architecture.experts``)."""
+    """Replacement of attention (``Architecture.states``) or of the MLP (``Architecture.experts``) in some layers."""
 
     def configure(self, arch: Architecture) -> dict[str, Any]:
         """Return facts that config.json implies."""
@@ -47,10 +47,10 @@ class Part:
 
 
 class Sight(NamedTuple):
-    """What stands in front of a decoder that reads images; ``image``: what a bundle says of it.
+    """Vision encoder of a decoder; ``image``: its entry in the manifest.
 
-    The first projector makes the decoder's rows, each other one what is added after one of its first layers.
-    ``places``: learnt positions [side * side, width] that the runtime resamples; None = the tower has its own.
+    The first projector makes the decoder's rows, each other one rows that are added after one of its first layers.
+    ``places``: learned positions [side * side, width] that the runtime resamples; None = the encoder has them.
     """
 
     image: ImagePart
@@ -60,9 +60,9 @@ class Sight(NamedTuple):
 
 
 class Hearing(NamedTuple):
-    """What stands in front of a decoder that hears; ``sound``: what a bundle says of it; None = it reads captions.
+    """Audio encoder of a decoder; ``sound``: its entry in the manifest; None = it reads captions.
 
-    ``convolutions``: over chunks of features, one after the other, before the tower.
+    ``convolutions``: over chunks of features, in sequence, before the encoder.
     """
 
     sound: SoundPart | None
@@ -85,7 +85,7 @@ def known(model_type: str, example: str, features: str) -> Callable[[type[Kind]]
     """Name an architecture, and register it if it is edgespec's own; those of plug-ins have an entry point.
 
     Args:
-        features: what sets it apart, for people.
+        features: human-readable special features.
     """
 
     def register(kind: type[Kind]) -> type[Kind]:
@@ -98,68 +98,68 @@ def known(model_type: str, example: str, features: str) -> Callable[[type[Kind]]
 
 
 class Architecture:
-    """A decoder with rotary attention and a gated MLP, both behind a norm; subclasses state only what differs.
+    """A decoder with rotary attention and a gated MLP, both after a norm; subclasses state only the differences.
 
-    Whatever a checkpoint calls its tensors, the decoder below and everything behind it use Llama's names.
+    The decoder below and everything after it use Llama's names, for any checkpoint.
     """
 
-    # what it is called: see ``known``
+    # its names: see ``known``
     model_type: str
     example: str = ""
     features: str = ""
     # config.json and its sizes
     aliases: Mapping[str, str] = {}  # keys that mean a common one, by the common one
-    refused: ClassVar[tuple[tuple[str, str, str], ...]] = ()  # keys not to be set, what they mean, what is supported
+    refused: ClassVar[tuple[tuple[str, str, str], ...]] = ()  # unsupported keys, their meaning, the supported value
     tied_by_default: ClassVar[bool] = False  # the LM head is the embedding
     context_default: ClassVar[int | None] = None  # the longest text
     # names in the checkpoint
     layers_at: str = LAYERS
     outer_names: Mapping[str, str] = {}  # of modules, by Llama's name
     layer_names: Mapping[str, str] = {}  # the same below a layer
-    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # matrices that hold modules one behind the other
+    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # matrices that hold several modules in sequence
     grouped_qkv: ClassVar[str] = ""  # a matrix that holds q, k and v, group by group of heads; "" = there is none
     # which projections of a layer have a bias: by how the module's name begins, the longest beginning counts
     biases: ClassVar[Mapping[str, Switch]] = {"": ("attention_bias", False), "mlp": ("mlp_bias", False)}
     head_bias: bool = False  # of the LM head
     # norms
-    epsilon: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # its key, and what it is without
-    norms: ClassVar[Norms] = BEFORE  # where they stand
+    epsilon: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # its key, and its default
+    norms: ClassVar[Norms] = BEFORE  # positions
     norm_weight_is_offset: ClassVar[bool] = False  # they multiply by 1 + weight
     layer_norms: ClassVar[bool] = False  # not root-mean-square norms
     norm_bias: ClassVar[bool] = True  # of layer norms
     head_norms: ClassVar[tuple[str, str] | None] = None  # modules of the norms of each head of q and k
-    late_head_norms: ClassVar[bool] = False  # those stand behind the rotation
+    late_head_norms: ClassVar[bool] = False  # these norms come after the rotation
     row_norms: ClassVar[bool] = False  # q and k are normed as whole rows, by ``q_norm`` and ``k_norm``
     # sub-layers
     parallel: Switch = False  # attention and MLP read the same stream
-    one_norm: bool = True  # both do so behind attention's norm
+    one_norm: bool = True  # both read attention's norm
     output_gate: ClassVar[Switch] = False  # attention is multiplied by the sigmoid of a projection (GATE) of its input
     activation_key: ClassVar[str] = "hidden_act"
     activation_default: str = "silu"
     gated_mlp: bool = True  # activation(gate) * up, not only activation(up)
-    states: ClassVar[Part | None] = None  # what stands instead of attention in ``facts.convolutions``
-    experts: ClassVar[Part | None] = None  # what stands instead of the MLP in ``facts.experts.layers``
+    states: ClassVar[Part | None] = None  # replaces attention in ``facts.convolutions``
+    experts: ClassVar[Part | None] = None  # replaces the MLP in ``facts.experts.layers``
     score_size: ClassVar[str] = ""  # the key of the size whose root divides scores; "" = that of heads
     score_cap: ClassVar[str] = ""  # the key of the cap of scores; "" = there is none
     logits_cap: ClassVar[tuple[str, float]] = ("", 0.0)  # the same of logits, and its default
     # positions
     positions: str | None = None  # the matrix of learnt ones
     windows: ClassVar[Literal["typed", "all", "none"]] = "typed"  # layers with one: as ``layer_types`` says, all, none
-    # without ``layer_types`` every so many layers one has none: a key ("" = none) and its default (0: no layer has one)
+    # without ``layer_types`` every n-th layer has none: a key ("" = none) and its default (0: no layer has one)
     window_pattern: ClassVar[tuple[str, int]] = ("", 0)
     rope_theta: ClassVar[float] = 10000.0  # the base of angles if config.json does not say
     rope_share: ClassVar[float] = 1.0  # the share of a head that is rotated if config.json does not say; 0 = never any
     # which channels of a head turn together: each with the one half the turned channels further on, with its neighbour,
-    # or as halves, but the other way round; everything behind the architecture sees halves, in rows of q and k read in
+    # or as halves, but the other way round; everything after the architecture sees halves, in rows of q and k read in
     # another order
     pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
     # of drafters
     drafts: ClassVar[DrafterKind | None] = None  # the method; None = it is a model
     block: int | None = None  # rows that a drafter of blocks was trained with
-    mask: int | None = None  # the token that stands for a guess there
-    anchor: bool | None = None  # the pending token's row guesses, too
+    mask: int | None = None  # the placeholder token of a guess there
+    anchor: bool | None = None  # the pending token's row also guesses
     own_head: bool = False  # its LM head is not the target's
-    beside: tuple[HeadGroup, ...] = ()  # what its graph has beside its layers and its LM head
+    beside: tuple[HeadGroup, ...] = ()  # groups of heads in its graph next to its LM head
     scored: tuple[str, ...] = ()  # their matrices whose rows are tokens that can be guessed
     confidence: Callable[[], NDArray[np.float32]] | None = None  # see ``DecoderPart``
     masked: Callable[[], NDArray[np.float32]] | None = None  # the same
@@ -169,12 +169,12 @@ class Architecture:
     target: Architecture | None = None  # the model it is for, where it is given embeddings that it does not norm
     # of encoders and decoders
     both_ways: bool = False  # rows see each other: it is an encoder, which ends in rows (``Ops.encoded``)
-    encoder: Architecture | None = None  # of a decoder that attends over what it gives
-    inserts: int = 0  # columns of rows that stand where a token has no embedding, as an image's; 0 = there are none
+    encoder: Architecture | None = None  # of a decoder that attends over its output
+    inserts: int = 0  # columns of rows without a token's embedding, as an image's; 0 = none
 
-    sight: Sight | None = None  # what stands in front of a decoder that reads images
-    hearing: Hearing | None = None  # the same of one that hears
-    text_half_of: str = ""  # what the whole model reads beside text, as in "images"; "" = it is a model of text
+    sight: Sight | None = None  # vision encoder of a decoder
+    hearing: Hearing | None = None  # audio encoder of a decoder
+    text_half_of: str = ""  # other inputs of the whole model, as in "images"; "" = a text model
     codes: tuple[dict[str, Any], dict[str, str]] | None = None  # its own decoder of codes: config.json, names by ours
 
     def __init__(self, source: Checkpoint) -> None:
@@ -247,7 +247,7 @@ class Architecture:
         return ops.embed(self.embedding)
 
     def end(self, ops: Ops, x: Value) -> Value:
-        """Build what stands behind the last layer."""
+        """Build the final norm and the output layers."""
         return ops.encoded(x, self.final_norm) if self.both_ways else ops.head(x, self.final_norm, self.head)
 
     def layer(self, ops: Ops, x: Value, layer: int) -> Value:
@@ -270,7 +270,7 @@ class Architecture:
         return self.normed(ops, y, layer, norms.after_attention)
 
     def attend(self, ops: Ops, h: Value, layer: int) -> Value:
-        """Build attention, or what stands in its place, without norms."""
+        """Build attention, or its replacement, without norms."""
         if self.states is not None and layer in self.facts.convolutions:
             return self.states.run(self, ops, h, layer)
         q, k, v = ops.linear(h, *(self.linear(layer, module) for module in QKV), joined=not self.row_norms)
@@ -307,10 +307,10 @@ class Architecture:
         return ops.linear(inner, self.linear(layer, MLP.format("down")))[0]
 
     def normed(self, ops: Ops, x: Value, layer: int, module: str | None) -> Value:
-        """x behind a norm of a layer; x itself if there is no such norm."""
+        """Apply a norm of a layer to x; x itself without such a norm."""
         return x if module is None else ops.norm(x, self.norm(f"{LAYERS}.{layer}.{module}"))
 
-    # -- what subclasses decide --------------------------------------------------------------------------------------
+    # -- decisions of subclasses --------------------------------------------------------------------------------------
 
     def numbers(self, layer: int) -> str | None:
         """Learnt numbers of a layer's activation."""
@@ -333,7 +333,7 @@ class Architecture:
         return self.settings.integer("num_key_value_heads", heads)
 
     def configure(self) -> dict[str, Any]:
-        """Return the facts that config.json implies beside sizes; subclasses may keep other things it says."""
+        """Return the facts that config.json implies, without sizes; subclasses may keep other keys."""
         for key, what, supported in self.refused:
             self.settings.refuse(key, what, supported)
         found: dict[str, Any] = {}
@@ -394,7 +394,7 @@ class Architecture:
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied by."""
+        """Return the factor of attention scores."""
         size = self.facts.head_dim
         return (self.settings.positive(self.score_size, size) if self.score_size else size) ** -0.5
 
@@ -422,17 +422,17 @@ class Architecture:
 
     @property
     def layer_types(self) -> list[str] | None:
-        """What config.json says of each layer, if it does."""
+        """Return config.json's entry of each layer, if there is one."""
         return self.settings.each("layer_types", self.facts.layers, ("full_attention", "sliding_attention"))
 
     @property
     def logits(self) -> LogitsRule:
-        """What becomes of the LM head's products."""
+        """Post-process the LM head's products."""
         key, default = self.logits_cap
         return LogitsRule(cap=self.settings.number(key, default)) if key else LogitsRule()
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        """Tensors that are made of others, by Llama's name; what names alone cannot say."""
+        """Return tensors that are computed from others, by Llama's name."""
         found: dict[str, Extra] = {}
         for layer in range(self.facts.layers):
             at, theirs = f"{LAYERS}.{layer}", f"{self.layers_at}.{layer}"

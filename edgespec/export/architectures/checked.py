@@ -17,13 +17,13 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 def check_tensors(arch: Architecture, source: Checkpoint) -> None:
     """Check that every tensor the decoder asks for is there with its shape, and that its layers hold nothing else.
 
-    Of a config.json without weights nothing is checked here.
+    A config.json without weights is not checked here.
 
     A tensor that nothing reads is a bias or a norm of a variant that this architecture does not describe: the export
     would be wrong.
 
     Raises:
-        ExportError: a tensor that is missing, of another shape, or left over.
+        ExportError: a tensor is missing, has another shape, or is unused.
     """
     if isinstance(source, ConfigOnly):
         return
@@ -39,7 +39,7 @@ def check_tensors(arch: Architecture, source: Checkpoint) -> None:
             )
     assert isinstance(arch.source, DerivedCheckpoint)
     used = set().union(*(arch.source.origins(name) for name in wanted))
-    for name in sorted(used):  # what tensors are made of, such as each expert's own
+    for name in sorted(used):  # sources of tensors, such as each expert's own
         arch.source.base.shape(name)
     for name in source.index:
         layer = LAYER.search(name)

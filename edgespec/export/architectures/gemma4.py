@@ -40,7 +40,7 @@ class Gemma4(Architecture):
     norms = AROUND
     logits_cap = ("final_logit_softcapping", 0.0)
     kinds: list[str]  # sliding or full attention, by layer
-    owners: int  # layers with keys and values of their own; those after them read the last ones' of their kind
+    owners: int  # layers with their own keys and values; later layers read the last ones of their kind
     wide: int  # size of a head of full layers
 
     def configure(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Gemma4(Architecture):
         return found | self._reordered(source)
 
     def _reordered(self, source: Checkpoint) -> dict[str, Extra]:
-        """Rows of q and k of full layers so that the channels that turn lie in front."""
+        """Rows of q and k of full layers with the rotated channels first."""
         order, found = turned_first(self.wide, self.rotaries["rope_full"].dims), dict[str, Extra]()
         for layer in range(self.facts.layers):
             if not self.slides(layer):

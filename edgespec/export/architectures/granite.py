@@ -66,7 +66,7 @@ class GraniteMoe(Granite):
     "as granite, with or without positions; state spaces (Mamba-2) and experts on native operators only",
 )
 class GraniteHybrid(Granite):
-    """Granite 4: attention or state spaces, and experts beside a shared MLP where there are any."""
+    """Granite 4: attention or state spaces, and experts with a shared MLP, if any."""
 
     layer_names = {"mlp.down_proj": "shared_mlp.output_linear"}
     stacked = {"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")}

@@ -1,6 +1,6 @@
 """Janus and Janus-Pro (arXiv 2410.13848, 2501.17811): the half that draws, as transformers saves it.
 
-Codes are tokens behind those of texts.  Their embeddings are what an aligner makes of learnt ones, which is computed
+Codes are tokens after those of texts.  Their embeddings are what an aligner makes of learnt ones, which is computed
 here once.  The LM head is two matrices with GELU between; its last one has rows of zeros for texts, which are never
 written.
 """
@@ -91,7 +91,7 @@ class Janus(Architecture):
         return {"model_type": "vq", "first": self.texts, "image": image}
 
     def _aligned(self, source: Checkpoint) -> Extra:
-        """Embeddings of codes behind their aligner, made row by row."""
+        """Embeddings of codes after their aligner, computed row by row."""
         layers = [
             "fc1",
             *(f"hidden_layers.{at}" for at in range(self.config["vq_config"].get("num_hidden_layers", 2) - 1)),

@@ -164,7 +164,7 @@ class HunyuanDense(Architecture):
     "norms without weights, norms of each head after rotation, squared ReLU, capped logits",
 )
 class NanoChat(Architecture):
-    """nanochat: the embedding is normed, too."""
+    """nanochat: the embedding is also normed."""
 
     layer_names = {"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
     activation_default = "relu2"

@@ -99,7 +99,7 @@ class LlamaGen(Architecture):
 
     def rotations(self) -> dict[str, Rotary]:
         theta = self.settings.number("rope_base", 10000.0)
-        axes = (0,) * (self.facts.head_dim // 2) if self.captions else ()  # codes stand behind the longest caption
+        axes = (0,) * (self.facts.head_dim // 2) if self.captions else ()  # codes start after the longest caption
         return {"rope": Rotary({"rope_type": "grid", "rope_theta": theta, "side": self.side, "before": self.before},
                                self.facts.head_dim, axes)}  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""What a model is made of: the operations of a decoder, recorded once as a list.
+"""Operations of a model, recorded once as a list.
 
-``Architecture.trace`` plays ``build`` to an ``Ops``, which records an ``Operation`` for every call.  Whatever works
-with a model is a pass over that list (``trace.Pass``): shapes, plans of weight files, ONNX graphs, programs of native
+``Architecture.trace`` runs ``build`` with an ``Ops``, which records an ``Operation`` for every call.  All code that
+uses a model is a pass over that list (``trace.Pass``): shapes, plans of weight files, ONNX graphs, programs of native
 operators, the numpy reference, calibration, and the choice of parts that become int8.
 """
 
@@ -52,7 +52,7 @@ class Operation:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Values that it reads; of a block the one that it ends in."""
+        """Values that it reads; for a block, its last value."""
         given = (each.result if isinstance(each, Block) else each for each in self.fields.values())
         several = (each if type(each) is tuple else (each,) for each in given)
         return tuple(one for each in several for one in each if isinstance(one, Value))
@@ -64,7 +64,7 @@ class Operation:
 
 
 class Ops:
-    """Records what an architecture says.  Values are activations [1, T, width]."""
+    """Records the calls of an architecture.  Values are activations [1, T, width]."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Operation, tuple[Value, ...]]] = []
@@ -82,7 +82,7 @@ class Ops:
         return self.record(Operation(method, what, fields), 1)[0]
 
     def block(self, body: Callable[[], Value | None]) -> Block:
-        """Record what ``body`` says as a block of its own."""
+        """Record the calls of ``body`` as a block."""
         outer, self._steps = self._steps, []
         result = body()
         steps, self._steps = tuple(self._steps), outer
@@ -97,7 +97,7 @@ class Ops:
         return self.add("token_embeddings", OF_EACH_LAYER, weight=weight, scale=scale)
 
     def norm(self, x: Value, norm: Norm) -> Value:
-        """Norm over the last dimension.  Outside a sub-layer it is computed at once, of x as it stands there."""
+        """Norm over the last dimension.  Outside a sub-layer it is computed immediately, from the current x."""
         return self.add("norm", x=x, norm=norm)
 
     def linear(self, x: Value, *parts: Linear, joined: bool = False) -> tuple[Value, ...]:
@@ -116,7 +116,7 @@ class Ops:
             q: [1, T, heads * head_dim], like the result.
             k: [1, T, kv_heads * head_dim], appended to the layer's keys after rotation.
             v: [1, T, kv_heads * head_dim], appended to the layer's values.
-            rule: how.  Without k and v the queries read what layer ``rule.layer`` has appended, of a drafter's target.
+            rule: its parameters.  Without k and v, queries read the KV of layer ``rule.layer`` of a drafter's target.
         """
         if k is None or v is None:
             return self.add("attention_over", "layers that read the model's keys and values", q=q, rule=rule)
@@ -132,14 +132,14 @@ class Ops:
         Args:
             x: [1, T, 2 * keys * key_dim + values * value_dim], queries, keys and values before the convolution.
             z: [1, T, values * value_dim] like the result, which its silu gates.
-            a: [1, T, values]: of how much is forgotten.
-            b: [1, T, values]: of how much a token changes; state spaces do not read it.
+            a: [1, T, values]: decay of the state.
+            b: [1, T, values]: rate of change by a token; state spaces do not read it.
         """
         what = "state spaces" if rule.norm is None else "gated delta rules"
         return self.add("delta", what, x=x, z=z, a=a, b=b, rule=rule)
 
     def sigmoid_gate(self, x: Value, gate: Value) -> Value:
-        """Compute x * sigmoid(gate), for x that attention gives; a gate [1, T, heads] is that of whole heads."""
+        """Compute x * sigmoid(gate), for x from attention; a gate [1, T, heads] applies to whole heads."""
         return self.add("sigmoid_gate", "gates on the output of attention", x=x, gate=gate)
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
@@ -151,7 +151,7 @@ class Ops:
         return self.add("activate", x=x, activation=activation, numbers=numbers)
 
     def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
-        """Sum what a row's experts make of it, weighted: down(activation(gate h) * up h), [1, T, hidden]."""
+        """Compute the weighted sum of a row's experts: down(activation(gate h) * up h), [1, T, hidden]."""
         return self.add("experts", "mixtures of experts", h=h, rule=rule, activation=activation)
 
     def layer_embedding(self, gate: Value, base: Value, rule: LayerEmbedding, activation: Activation) -> Value:
@@ -169,10 +169,10 @@ class Ops:
     ) -> Value:
         """Compute (x + body(x)) * scale; in a gated graph all of it can be left out, pass by pass.
 
-        With ``norm`` the stream itself is normed first, x = norm(x): so layers say that have norms behind their
-        residuals, each sub-layer the norm of the one before it, and the head the last one.
+        With ``norm`` the stream itself is normed first, x = norm(x).  Layers with norms after their residuals use it:
+        each sub-layer has the norm of the one before it, and the head has the last one.
 
-        The body ends in a matrix, or in the norm of what a matrix gave.  It may use values made before it.  An
+        The body ends in a matrix, or in the norm of a matrix product.  It may use earlier values.  An
         attention whose keys and values others read, and the sub-layer of a layer's own embedding, are left out only
         with the whole layer.
 
@@ -192,21 +192,21 @@ class Ops:
     def head(self, x: Value, norm: Norm | None, head: Linear) -> Value:
         """Compute final norm and LM head of the rows asked for, by the architecture's ``logits`` -> [1, R, vocab].
 
-        Without a norm ``x`` is what the head reads, made of the stream's rows behind their last norm.
+        Without a norm, ``x`` is the input of the head, computed from the stream's rows after their last norm.
         """
         return self.add("head", x=x, norm=norm, head=head)
 
-    # -- of encoders, and of decoders that attend over what an encoder gave --------------------------------------------
+    # -- of encoders, and of decoders that attend over an encoder's output --------------------------------------------
 
     def encoded(self, x: Value, norm: Norm | None) -> Value:
-        """End an encoder, whose rows see each other: every row of the stream behind its last norm, [1, T, hidden].
+        """End an encoder, whose rows see each other: every row of the stream after its last norm, [1, T, hidden].
 
-        Without a norm the rows are as they are.
+        Without a norm, the rows are unchanged.
         """
         return self.add("encoded", "an encoder", x=x, norm=norm)
 
     def insert(self, x: Value, first: int) -> Value:
-        """Add columns from ``first`` on of rows of images to where these stand in the stream."""
+        """Add columns from ``first`` on of rows of images at their positions in the stream."""
         return self.add("insert", "rows of images that are added after layers", x=x, first=first)
 
     def plus(self, x: Value, product: Value) -> Value:
@@ -214,18 +214,18 @@ class Ops:
         return self.add("plus", "rows of numbers that are added to a product", x=x, product=product)
 
     def place(self, x: Value, positions: str) -> Value:
-        """Add the first rows of ``positions`` [context, hidden] to a stream that is made of float rows."""
+        """Add the first rows of ``positions`` [context, hidden] to a stream of float rows."""
         return self.add("place", "positions that are added to rows of numbers", x=x, positions=positions)
 
     def fill_memory(self, memory: Callable[[], None]) -> None:
-        """Fill the memory: a pass of its own without logits, over what the encoder gave (``input_slice``).
+        """Fill the memory: a separate pass without logits over the encoder's output (``input_slice``).
 
         ``memory`` ends each layer in ``append_memory``; passes over tokens leave it out.
         """
         self.add("fill_memory", OVER_ROWS, memory=self.block(memory))
 
     def append_memory(self, k: Value, v: Value, rule: MemoryRule) -> None:
-        """Append to a layer's part of the memory, [1, S, kv_heads * head_dim] both, as they are."""
+        """Append to a layer's part of the memory, [1, S, kv_heads * head_dim] both, unchanged."""
         self.add("append_memory", OVER_ROWS, k=k, v=v, rule=rule)
 
     def attend_memory(self, q: Value, rule: MemoryRule) -> Value:

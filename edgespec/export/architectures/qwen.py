@@ -1,4 +1,4 @@
-"""Qwen 2, 3 and 3.5, dense and with mixtures of experts, with attention alone and with gated delta rules."""
+"""Qwen 2, 3 and 3.5, dense and with mixtures of experts, with attention only or with gated delta rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Qwen2(Architecture):
 
 @known("qwen3", "Qwen3-0.6B", "norms of each head, windows in upper layers")
 class Qwen3(Qwen2):
-    """Qwen3: no biases by default, a head size of its own (arXiv 2505.09388)."""
+    """Qwen3: no biases by default, an explicit head size (arXiv 2505.09388)."""
 
     biases = dict(Architecture.biases)
     head_norms = ("q_norm", "k_norm")

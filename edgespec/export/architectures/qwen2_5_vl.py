@@ -13,7 +13,7 @@ from edgespec.runtimes.files.images import WindowsPart
 
 
 class Qwen25VlTower(Qwen3VlTower):
-    """The tower of Qwen2.5-VL; it ends in the residual stream, which layers that see other rows go on from."""
+    """The tower of Qwen2.5-VL; it ends in the residual stream, which the layers with other windows continue."""
 
     model_type = "qwen2_5_vl_vision"
     defaults = {"hidden_size": 3584, "intermediate_size": 3420, "depth": 32, "num_heads": 16, "patch_size": 14}

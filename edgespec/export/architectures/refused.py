@@ -1,4 +1,4 @@
-"""Models that are refused by name: kinds that are not supported, and those that do more than go on with a text."""
+"""Models that are refused by name: unsupported kinds, and those that do more than continue a text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LACKING = {
     "prophetnet": "predictions of several tokens at once (n-stream attention)",
     "switch_transformers": "mixtures of experts in encoder-decoders",
 }
-"""What is missing of encoder-decoders that are not described, by model type."""
+"""Missing features of unsupported encoder-decoders, by model type."""
 SEQUENCES = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5", "whisper")
 REFUSED: dict[str, tuple[str, ...]] = {
     "mixtures of experts": (
@@ -44,16 +44,16 @@ SENSES = {
     "images": re.compile(r"(mm_)?(vision|visual|image|img|video)(_|$)"),
     "sound": re.compile(r"(audio|speech|sound)(_|$)"),
 }
-"""What a model may read beside text, by how keys of config.json, and parts of tensors' names, begin."""
+"""Inputs other than text, by the prefixes of config.json keys and of parts of tensor names."""
 OPTION = "--text-only"
 
 
 class NotText(UnsupportedModel):
-    """A model that is no decoder of text, or more than that."""
+    """A model that is not a text decoder, or more than that."""
 
 
 def senses(config: dict[str, Any], tensors: Iterable[str] = ()) -> str:
-    """Name what a model reads beside text, as in "images and sound"; "" = nothing."""
+    """Name the inputs of a model other than text, as in "images and sound"; "" = none."""
     keys = {key for key, value in config.items() if value not in (None, False, {}, [])}
     parts = {part for name in tensors for part in name.split(".")[:3]}
     return " and ".join(what for what, begins in SENSES.items() if any(map(begins.match, keys | parts)))
@@ -63,7 +63,7 @@ def refuse_senses(path: Path, what: str, text_kind: str | None, known: Mapping[s
     """Make the error for a model that reads more than text.
 
     Args:
-        what: it reads beside text.
+        what: its inputs other than text.
         text_kind: the architecture of its text half; None = one that is not supported.
         known: types of models whose images, and whose sound, are read.
     """
@@ -73,7 +73,7 @@ def refuse_senses(path: Path, what: str, text_kind: str | None, known: Mapping[s
 
 
 def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:
-    """Refuse what has an encoder that is not described: nothing here and no graph of optimum's runs it."""
+    """Refuse models with an unsupported encoder: neither this package nor graphs of optimum run it."""
     if config.get("is_encoder_decoder") is True or kind in (*LACKING, "blenderbot"):
         why = f"it needs {LACKING[kind]}" if kind in LACKING else "its layers are not described here"
         raise NotText(

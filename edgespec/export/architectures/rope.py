@@ -32,7 +32,7 @@ NEEDED: dict[str, list[str]] = {
     "longrope": ["original_max_position_embeddings"],
     "llama3": ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
 }
-"""The numbers that each type needs beside ``rope_theta``."""
+"""Numbers that each type needs in addition to ``rope_theta``."""
 OLD_NAMES = {"su": "longrope"}
 
 
@@ -81,7 +81,7 @@ def check_heads(file: Path, facts: ModelFacts, rotaries: Mapping[str, Rotary]) -
 
 
 def axes_of(parameters: Parameters, dims: int) -> tuple[int, ...]:
-    """By which of three positions each pair of channels turns where images have lines and columns (M-RoPE).
+    """Which of three positions rotates each pair of channels, for images with lines and columns (M-RoPE).
 
     ``mrope_section`` says how many pairs turn by each; ``mrope_interleaved``: every third pair turns by lines, and the
     one behind it by columns, as long as there are some; else those of each follow one another (arXiv 2409.12191).
@@ -175,7 +175,7 @@ def checked(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def rotations_by_kind(settings: Settings, usual: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return ``rope_parameters`` for each kind of layers in ``usual``, which stands where there are none.
+    """Return ``rope_parameters`` for each kind of layers in ``usual``, the default.
 
     Full layers may say ``proportional``; what ``proportional`` makes of them is.
     """
@@ -200,7 +200,7 @@ def inverse_frequencies(parameters: Parameters, dims: int, context: int) -> tupl
     Args:
         parameters: see ``rope_parameters``.
         dims: channels that are turned.
-        context: most positions that will be used: dynamic and longrope scaling are chosen by it, once.
+        context: the maximum number of positions: dynamic and longrope scaling are chosen by it, once.
     """
     theta, kind = float(parameters["rope_theta"]), parameters["rope_type"]
     exponents = np.arange(0, dims, 2, dtype=np.float64) / dims
@@ -228,7 +228,7 @@ def inverse_frequencies(parameters: Parameters, dims: int, context: int) -> tupl
 def _grid(
     parameters: Parameters, dims: int, positions: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # [positions, dims // 2] each
-    """Turn half of a head's channels by line, half by column of a square; what stands before it has no keys at all.
+    """Rotate half of a head's channels by line, half by column of a square; rows before it have no keys.
 
     As LlamaGen does (https://github.com/FoundationVision/LlamaGen, arXiv 2406.06525): tables are zeros there.
     """

@@ -15,7 +15,7 @@ Ids = NDArray[np.int64]
 
 
 def stacked(whole: Extra, layer: str, modules: Sequence[str], facts: ModelFacts) -> dict[str, Extra]:
-    """Cut a matrix into the modules that it holds one behind the other.
+    """Split a matrix into the modules that it holds in sequence.
 
     Args:
         layer: the name of its layer, as of the result.
@@ -56,7 +56,7 @@ def head_rows(heads: int, order: Ids) -> Ids:
 
 
 def paired(size: int, turned: int, pairs: str) -> Ids:
-    """Order a head's channels, [size], so that those that turn together lie half the turned channels apart."""
+    """Order a head's channels, [size]: channels of a rotated pair are half the rotated channels apart."""
     order = np.arange(size)
     found = order[:turned].reshape(-1, 2).T if pairs == "neighbours" else np.roll(order[:turned], turned // 2)
     order[:turned] = found.flatten()
@@ -77,7 +77,7 @@ def turned_rows(source: Checkpoint, layer: str, heads: Mapping[str, int], order:
 
     Args:
         heads: how many there are, by ``q`` and ``k``.
-        order: as of ``turned_first``.
+        order: from ``turned_first``.
         bias: projections have one.
     """
     found: dict[str, Extra] = {}

@@ -1,4 +1,4 @@
-"""What operations are told: matrices, norms, and the rules of attention and of what stands in its place."""
+"""Parameters of operations: matrices, norms, and the rules of attention and of its replacements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Norm:
 
 
 class Norms(NamedTuple):
-    """The norms of a layer, by module: in front of its sub-layers and behind them; None = there is no such norm."""
+    """The norms of a layer, by module, before and after its sub-layers; None = no such norm."""
 
     attention: str | None = None
     mlp: str | None = None
@@ -39,14 +39,13 @@ AROUND = AFTER._replace(attention="input_layernorm", mlp="pre_feedforward_layern
 
 @dataclass(frozen=True)
 class RelativeRule:
-    """A bias of scores by head and by how far a key stands from its query (T5, arXiv 1910.10683, 2.1)."""
+    """A bias of scores by head and by the distance of a key from its query (T5, arXiv 1910.10683, 2.1)."""
 
-    # a vector, heads one behind the other, of each head the biases by clipped distance: number ``distance + clip(key -
-    # query, -distance, distance)``, so that a head has 2 * distance + 1 numbers, or distance + 1 where rows see the
-    # past alone
+    # a vector [heads * size]: the biases of a head by clipped distance.  Index ``distance + clip(key - query,
+    # -distance, distance)``: a head has 2 * distance + 1 numbers, or distance + 1 if rows see only the past
     table: str
-    distance: int  # beyond it all biases of a head are the same
-    both_ways: bool  # rows see what stands behind them, too
+    distance: int  # larger distances have the same bias
+    both_ways: bool  # rows also see later rows
 
     @property
     def size(self) -> int:
@@ -56,7 +55,7 @@ class RelativeRule:
 
 @dataclass(frozen=True)
 class MemoryRule:
-    """How the rows of a decoder's layer attend over what an encoder gave: all of it, without positions."""
+    """Attention of a decoder's layer over all rows of the encoder, without positions."""
 
     layer: int  # whose part of the memory
     scale: float  # of the scores
@@ -64,16 +63,16 @@ class MemoryRule:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """What one layer's attention does beside the products.
+    """Attention of one layer, apart from its matrix products.
 
     Attributes:
-        layer: whose KV.
+        layer: index of its KV.
         scale: of the scores, before anything else.
-        rotary: which of the architecture's rotary tables; None = positions are not told to this layer.
+        rotary: which of the architecture's rotary tables; None = this layer has no positions.
         window: positions a row sees, itself included; 0 = all.
         cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
         q_norm, k_norm: norms of each head of q and k, before rotation.
-        late_norms: after it instead.
+        late_norms: norms after rotation instead.
         v_norm: of each head of v.
         dim: size of a head; 0 = the model's.
         gives: later layers read this layer's keys and values.
@@ -111,11 +110,11 @@ class DeltaRule:
     Attributes:
         layer: which of the layers with one.
         taps: a vector [taps * (2 * keys * key_dim + values * value_dim)], the taps of the oldest token first.
-        bias, rate: [values], what decays are made of.
+        bias, rate: [values], parameters of decays.
         norm: [value_dim], the weight of the norm of each head; None = it is a state space (Mamba-2, arXiv 2405.21060).
-        skip: [values], of a state space: how much of its values each head adds to what it gives.
+        skip: [values], of a state space: how much of its values each head adds to its output.
         taps_bias: a bias of the convolution, as long as a token's inputs.
-        times: what a delta rule's rates of change are multiplied by; 2 lets a state's eigenvalues be negative (arXiv
+        times: the factor of a delta rule's rates of change; 2 lets a state's eigenvalues be negative (arXiv
             2411.12537).
         eps: of the norm; None = the model's.
     """
@@ -132,7 +131,7 @@ class DeltaRule:
 
     @property
     def vectors(self) -> dict[str, str]:
-        """The names of what it reads, by what native operators call them."""
+        """Names of its vectors in the checkpoint, by their names in native operators."""
         found = {"w": self.taps, "bias": self.bias, "rate": self.rate, "norm": self.norm, "up": self.skip,
                  "upbias": self.taps_bias}  # fmt: skip
         return {key: name for key, name in found.items() if name is not None}
@@ -146,7 +145,7 @@ class LayerEmbedding:
     layer: int  # whose columns are read
     layers: int  # of the model
     width: int  # numbers of a token in one layer
-    scale: float  # what they are multiplied by
+    scale: float  # their factor
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,11 @@ class ExpertsRule:
 
     Attributes:
         router: [experts, hidden].
-        gate, up: [experts * inner, hidden], one expert's rows behind the other's.
+        gate, up: [experts * inner, hidden], the rows of all experts in order.
         down: [experts * hidden, inner].
         normed: the probabilities of a row's experts are divided by their sum.
-        scale: what the weighted sum is multiplied by.
-        always: so many of the last experts get every row, by the sigmoid of their score, neither normed nor scaled.
+        scale: the factor of the weighted sum.
+        always: this many of the last experts get every row, by the sigmoid of their score, neither normed nor scaled.
         sigmoid: probabilities are sigmoids of scores instead of their softmax.
         bias: [experts - always], added to probabilities when the best are chosen; not to weights.
     """
@@ -177,7 +176,7 @@ class ExpertsRule:
 
 @dataclass(frozen=True)
 class LogitsRule:
-    """What becomes of the LM head's products: times ``scale``, then cap * tanh(logit / cap) unless ``cap`` is 0."""
+    """Post-processing of the LM head's products: times ``scale``, then cap * tanh(logit / cap) unless ``cap`` is 0."""
 
     scale: float = 1.0
     cap: float = 0.0

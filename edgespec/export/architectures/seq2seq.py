@@ -1,4 +1,4 @@
-"""Encoder-decoders: an encoder whose rows see each other, and a decoder that attends over what it gives.
+"""Encoder-decoders: an encoder whose rows see each other, and a decoder that attends over its output.
 
 Both sides are an ``Architecture`` each, of one class: what a family has, its class says once.  The decoder's trace
 begins with the memory, keys and values of all layers over the encoder's rows, which is filled once a request::
@@ -63,8 +63,8 @@ class EncoderDecoder(Architecture):
     windows = "none"
     rope_share = 0
     tied_by_default = True
-    # what differs in the family
-    late_norms: ClassVar[bool] = False  # norms stand behind the residuals, the last one before the LM head
+    # differences in the family
+    late_norms: ClassVar[bool] = False  # norms come after the residuals, the last one before the LM head
     embedding_norm: ClassVar[bool] = False  # embeddings are normed
     placed: ClassVar[Literal["learnt", "sinusoids", "far sinusoids", "relative"]] = "learnt"
     first_position: int = 0  # row of the first token's position
@@ -84,7 +84,7 @@ class EncoderDecoder(Architecture):
 
     @property
     def source_part(self) -> SourcePart:
-        """What a decoder's bundle says of what it attends over."""
+        """Return the manifest entry of the memory that a decoder attends over."""
         assert self.encoder is not None
         facts = self.encoder.facts
         kind: Literal["text", "features"] = "text" if self.sound is None else "features"
@@ -92,7 +92,7 @@ class EncoderDecoder(Architecture):
 
     @property
     def sound(self) -> FeaturePart | None:
-        """How sound becomes what the encoder reads; None = it reads text."""
+        """Return the features of sound that the encoder reads; None = it reads text."""
         return None
 
     # -- both stacks ---------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class EncoderDecoder(Architecture):
         return found
 
     def embedding_at(self, source: Checkpoint) -> str:
-        """Name the embedding in the checkpoint: of this side alone, or of both."""
+        """Name the embedding in the checkpoint: of this side or of both."""
         names = self.outer_names[EMBEDDING], "model.shared", self.outer_names[EMBEDDING].replace("encoder", "decoder")
         return next((f"{name}.weight" for name in names if source.has(f"{name}.weight")), f"{names[1]}.weight")
 
@@ -181,7 +181,7 @@ class EncoderDecoder(Architecture):
     "encoder-decoder; norms after the residuals, sinusoids, logits with a bias",
 )
 class Marian(EncoderDecoder):
-    """Marian's translators (OPUS-MT): some have a vocabulary of their own for each language."""
+    """Marian's translators (OPUS-MT): some have a separate vocabulary for each language."""
 
     late_norms = True
     placed = "sinusoids"
@@ -219,7 +219,7 @@ class Pegasus(EncoderDecoder):
     "m2m_100", "nllb-200-distilled-600M, m2m100_418M", "encoder-decoder; norms in front of sub-layers, sinusoids, relu"
 )
 class M2M100(EncoderDecoder):
-    """M2M-100 (arXiv 2010.11125) and NLLB-200 (arXiv 2207.04672): positions begin behind that of padding."""
+    """M2M-100 (arXiv 2010.11125) and NLLB-200 (arXiv 2207.04672): positions start after that of padding."""
 
     activation_default = "relu"
     placed = "far sinusoids"

@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu2": "relu2",
     "xielu": "xielu",
 }
-"""What config.json calls them: ``gelu`` with the error function, ``gelu_tanh`` by its tanh approximation.
+"""Their names in config.json: ``gelu`` with the error function, ``gelu_tanh`` by its tanh approximation.
 
 ``relu2`` is the square of relu (arXiv 2109.08668).  ``xielu`` (arXiv 2411.13010) reads learnt numbers p, n, b: p x^2 +
 b x above zero, n (e^x - 1 - x) + b x below.

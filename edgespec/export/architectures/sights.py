@@ -1,4 +1,4 @@
-"""How models read images and hear, by the ``model_type`` of config.json."""
+"""Vision and audio encoders of models, by the ``model_type`` of config.json."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ HEARINGS: dict[str, Callable[[Around], Hearing]] = {
     "voxtral": voxtral.open_hearing,
 }
 READ: dict[str, Iterable[str]] = {"images": SIGHTS, "sound": HEARINGS}
-"""What is read beside text, and of which types of models."""
+"""Inputs other than text, and the types of models for each."""
 FEATURES = {"sampling_rate": RATE, "hop_length": HOP, "n_fft": WINDOW}
-"""What features are made of; there is one kind."""
+"""Kinds of features; there is one."""
 
 
 def limit_images(arch: Architecture, rows: int | None) -> None:
-    """Let an image have at most so many rows; see ``limited``."""
+    """Limit the rows of an image; see ``limited``."""
     image = limited(arch.sight and arch.sight.image, rows)
     if arch.sight is not None and image is not None:
         arch.sight = arch.sight._replace(image=image)
@@ -75,12 +75,12 @@ def _check(found: Sight, path: Path) -> None:
 
 
 def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
-    """Open what stands in front of a decoder.
+    """Open the vision encoder of a decoder.
 
     Args:
         kind: the model's type, one of ``SIGHTS``.
         source: the whole checkpoint, with its own configuration.
-        text: the decoder, which is told what it gets.
+        text: the decoder, which gets the sizes.
 
     Raises:
         ExportError: tensors or settings that do not fit.
@@ -96,7 +96,7 @@ def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
         check_tensors(side, side.source.base)
     text.inserts = text.facts.hidden * len(found.projectors)
     if found.image.positions == "grid":
-        mixed = {"mrope_interleaved": kind not in ("qwen2_vl", "qwen2_5_vl")}  # whatever config.json says of it
+        mixed = {"mrope_interleaved": kind not in ("qwen2_vl", "qwen2_5_vl")}  # independent of config.json
         text.rotaries = {
             name: replace(rotary, axes=axes_of({**rotary.parameters, **mixed}, rotary.dims))
             for name, rotary in text.rotaries.items()
@@ -105,7 +105,7 @@ def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
 
 
 def open_hearing(kind: str, source: Checkpoint, text: Architecture) -> Hearing:
-    """Open what stands in front of a decoder that hears; arguments and errors as of ``open_sight``.
+    """Open the audio encoder of a decoder; arguments and errors are those of ``open_sight``.
 
     ``kind``: one of ``HEARINGS``.
     """

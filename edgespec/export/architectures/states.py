@@ -1,4 +1,4 @@
-"""What stands instead of attention in some layers: short convolutions, gated delta rules, state spaces."""
+"""Replacements of attention in some layers: short convolutions, gated delta rules, state spaces."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class DeltaRules(Part):
 
 
 class FusedDeltaRules(DeltaRules):
-    """Qwen3-Next's layout: what a rule reads comes out of two matrices, key head by key head."""
+    """Qwen3-Next's layout: two matrices give the inputs of a rule, key head by key head."""
 
     def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
         found, heads = super().derived(arch, source), arch.facts.delta
@@ -97,9 +97,9 @@ class FusedDeltaRules(DeltaRules):
 
 
 class NegativeDeltaRules(DeltaRules):
-    """OLMo Hybrid's: a state's eigenvalues may be negative (arXiv 2411.12537), and each matrix is stored alone."""
+    """OLMo Hybrid's: a state's eigenvalues may be negative (arXiv 2411.12537), and each matrix is stored separately."""
 
-    EPS = 1e-5  # of the norm behind a delta rule, whatever config.json says of the others
+    EPS = 1e-5  # of the norm after a delta rule; config.json states that of the others
 
     def sizes(self, arch: Architecture) -> dict[str, int]:
         heads, settings = arch.facts.heads, arch.settings

@@ -46,7 +46,7 @@ class T5(EncoderDecoder):
     logits_bias = False
     feed_forward: ClassVar[str] = "relu"  # what it is if config.json does not say
     scales: ClassVar[bool] = True  # logits are divided by the root of the width, but where config.json says untied
-    each: ClassVar[bool] = False  # every layer has a table of its own
+    each: ClassVar[bool] = False  # every layer has its own table
 
     def __init__(self, source: Checkpoint, encodes: bool = False) -> None:
         inner = f"layer.{1 if encodes else 2}"
@@ -117,7 +117,7 @@ class T5(EncoderDecoder):
 
 
 def bucket_of(places: NDArray[np.int64], buckets: int, distance: int) -> NDArray[np.int64]:
-    """Find the bucket of each distance key - query; those of keys behind the query come after ``buckets`` others.
+    """Find the bucket of each distance key - query; those of keys after the query follow ``buckets`` others.
 
     Half of them are for distances 0, 1, ..., the others go by the logarithm, as in the code of arXiv 1910.10683.
     """

@@ -48,7 +48,7 @@ class Around:
         self.settings = Settings(self.source.path, self.source.config, {})
 
     def below(self, suffix: str) -> Checkpoint:
-        """Take the tensors beside the one whose name ends in ``suffix``, without what stands before it."""
+        """Take the tensors with the prefix of the one whose name ends in ``suffix``, without the prefix."""
         found = next((name for name in self.source.index if name.endswith(suffix)), suffix)
         before = found.removesuffix(suffix)
         inside = {name.removeprefix(before): name for name in self.source.index if name.startswith(before)}
@@ -115,15 +115,15 @@ def _processors(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Tower(Architecture):
-    """SigLIP's tower, from which others differ in little.
+    """SigLIP's tower; others differ only slightly.
 
     Args:
         source: its tensors, and its configuration.
-        rows: most patches that it reads at once.
+        rows: the maximum number of patches per pass.
 
     Attributes:
         columns: of a patch.
-        given: each row's position stands behind its patch; else the tower has those of a grid of its own.
+        given: each row's position follows its patch; else the tower has those of its grid.
     """
 
     model_type, example, features = "siglip", "", ""
@@ -163,7 +163,7 @@ class Tower(Architecture):
         self.input_width = self.columns + (self.facts.hidden if self.given else 0)
 
     def of_a_row(self) -> int:
-        """Count what a row is made of."""
+        """Count the numbers of a row."""
         return self.patch**2 * CHANNELS
 
     def embed(self, ops: Ops) -> Value:
@@ -214,10 +214,10 @@ class Projector(Architecture):
     Args:
         source: has the tensors by the names above.
         sizes: columns that it reads, what is between the matrices (0 = there is one), the decoder's width.
-        rows: most rows that it is given at once.
+        rows: the maximum number of rows per pass.
         eps: of the norm.
         norm: a layer norm (True), a root-mean-square norm, or none.
-        slices: each of so many parts of a row is normed by itself.
+        slices: each of this many parts of a row is normed separately.
         activation: between the matrices.
         tensors: ours by name.
     """

@@ -27,7 +27,7 @@ class Pass(Generic[X]):
 
     @classmethod
     def lacks(cls, trace: Block) -> str:
-        """Name what of a model this pass does not handle, in words; "" = nothing."""
+        """Name the operations of a model that this pass does not handle; "" = none."""
         for operation in walk(trace):
             what = operation.what or f"operations of the kind {operation.method}"
             if (handled := _parameters(cls, operation.method)) is None:

@@ -19,7 +19,7 @@ ASK = AskPart(text="<s>[INST]{sound}[/INST]{language}[TRANSCRIBE]", language="la
 
 
 class VoxtralTower(Whisper):
-    """Whisper's encoder, by itself."""
+    """Whisper's encoder, without its decoder."""
 
     def __init__(self, source: Checkpoint) -> None:
         super().__init__(source, encodes=True)

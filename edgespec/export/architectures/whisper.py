@@ -1,4 +1,4 @@
-"""Whisper (arXiv 2212.04356): an encoder over sound, behind two convolutions, and a decoder of its transcript.
+"""Whisper (arXiv 2212.04356): an encoder over sound, after two convolutions, and a decoder of its transcript.
 
 The convolutions are matrices over neighbouring rows, and a row of the encoder needs three rows of the first one, those
 of the frames 2 i - 1, 2 i and 2 i + 1.  All three are computed for each, so that one pass over rows of numbers does

@@ -1,4 +1,4 @@
-"""What is special about one model, in words, and where a bundle differs from its source whatever its format."""
+"""Special features of one model, and differences of a bundle from its source in every format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgespec.export.architectures.seq2seq import EncoderDecoder
 
 
 def traits(arch: Architecture) -> list[str]:
-    """List what sets a model apart from a plain Llama, as far as decoding is concerned."""
+    """List differences of a model from a plain Llama that matter for decoding."""
     rules = [arch.rule(at) for at in range(arch.facts.layers) if at not in arch.facts.convolutions]
     return [*_sizes(arch), *_windows_and_rotations(arch, rules), *_scores(arch, rules[0])]
 
@@ -75,7 +75,7 @@ def _windows_and_rotations(arch: Architecture, rules: list[AttentionRule]) -> li
 
 
 def _positions(arch: Architecture, rule: AttentionRule) -> str:
-    """Say how tokens are told their positions where nothing is rotated; "" = they are not."""
+    """Name the positions of models without rotation; "" = none."""
     if rule.relative is not None:
         return f"biases by distance, up to {rule.relative.distance}"
     if isinstance(arch, EncoderDecoder) and arch.placed != "learnt":
@@ -100,7 +100,7 @@ def _scores(arch: Architecture, rule: AttentionRule) -> list[str]:
 
 
 def approximations(arch: Architecture) -> list[str]:
-    """List what differs from the source model whatever the format, in words for ``Result.approximations``."""
+    """List differences from the source model in every format, for ``Result.approximations``."""
     found = [f"text alone: the source model also reads {arch.text_half_of}"] if arch.text_half_of else []
     if short := _short_texts(arch):
         found.append(
@@ -110,7 +110,7 @@ def approximations(arch: Architecture) -> list[str]:
 
 
 def remedies(arch: Architecture) -> list[str]:
-    """List what to do about differences of rotations, for whoever exports."""
+    """List hints about differences of rotations for an export."""
     if not (short := _short_texts(arch)):
         return []
     return [
