@@ -1,6 +1,6 @@
-"""Letting a request in: with the method it wants where that fits the memory beside others, else with a cheaper one.
+"""Admission of a request: with its method if that fits in memory with the others, else with a cheaper one.
 
-One without a length asks for room by pieces, so that what it may never need is free.
+A request without a maximum length reserves memory in steps, so that unneeded memory stays free.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def admit(
 ) -> tuple[MethodChoice, Admission, Place]:
     """How a request may run, and its session; it leaves its place with ``engine.places.leave``.
 
-    The session is taken here, from ``sessions``, if it has none of its own: what was counted of memory is what happens.
-    It is to be given back.  One without a length is let in with room for ``MAX_NEW_TOKENS``; ``Room`` gives it more.
+    A request without a session takes one from ``sessions`` here, so that the counted memory is the memory used.  The
+    caller gives it back.  A request without a maximum length starts with ``MAX_NEW_TOKENS``; ``Room`` extends it.
 
     Raises:
-        BudgetError: not even plain decoding fits beside what runs.
+        BudgetError: not even plain decoding fits with the running requests.
     """
     tokens = min(engine.context, len(prompt) + (settings.max_new_tokens or MAX_NEW_TOKENS))
     if choice.candidates:
@@ -98,23 +98,23 @@ def held(engine: LoadedBundle, method: str = AR, own: Place | None = None, wait:
 
 
 def _beside(engine: LoadedBundle, choice: MethodChoice, method: str, tokens: int) -> int:
-    """Bytes of what a choice of several methods loads beside one of them: it stays while the request runs."""
+    """Bytes of the other methods of a choice of several; they stay loaded while the request runs."""
     several = [one.name for one in choice.proposers or choice.candidates if one.name != method]
     return engine.allowance.extra(several, tokens) if several else 0
 
 
 def heaviest(choice: MethodChoice) -> str:
-    """Name the method whose memory counts: of several, the one that holds a model or heads of its own."""
+    """Name the method whose memory counts: of several, the one with its own model or heads."""
     names = [one.name for one in choice.proposers or choice.candidates] or [choice.name]
     heavy = needing("draft", "drafter") + needing("heads")
     return next((name for name in heavy if name in names), names[0])
 
 
-BLOCK = 64  # tokens: memory is counted by so many
+BLOCK = 64  # tokens: the unit of counted memory
 
 
 class Room:
-    """What a running request may write: ``most`` new tokens, for which its place and its admission grow."""
+    """The limit of a running request: ``most`` new tokens; its reservation grows with it."""
 
     def __init__(
         self, engine: LoadedBundle, choice: MethodChoice, admission: Admission, place: Place, settings: Settings
@@ -125,7 +125,7 @@ class Room:
         self.most = engine.most_new(settings)
 
     def lasts(self, engine: LoadedBundle, held: int) -> bool:
-        """Whether another round has room behind ``held`` tokens; more is asked for where the text has no length."""
+        """Whether another round fits after ``held`` tokens; reserves more if the text has no maximum length."""
         after = held + (self._settings.gamma or self._choice.gamma) + 1  # the longest round
         if not self._open or self._place.tokens >= engine.context or after <= self._place.tokens:
             return True
@@ -133,7 +133,7 @@ class Room:
         return any(self._grow(engine, min(engine.context, tokens)) for tokens in wanted)
 
     def _grow(self, engine: LoadedBundle, tokens: int) -> bool:
-        """Take room for more tokens, of prompt and answer; False = there is none beside what runs."""
+        """Reserve memory for more tokens of prompt and answer; False = none is left."""
         place, settings = self._place, self._settings
         with engine.places.lock:
             busy, idle = held(engine, place.method, place)

@@ -1,4 +1,4 @@
-"""Requests that an event loop waits for: each runs in one thread of its own from its first token to its last."""
+"""Requests for an event loop: each runs in its own thread from the first token to the last."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def in_thread(work: Callable[[], Made], cancel: threading.Event) -> Made:
             made = work()
         except BaseException as error:
             failed = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so there is no reader
             loop.call_soon_threadsafe(settle, made, failed)
 
     threading.Thread(target=run, name="edgespec-request").start()
@@ -47,10 +47,10 @@ async def in_thread(work: Callable[[], Made], cancel: threading.Event) -> Made:
 
 
 class AsyncStream:
-    """A running request: ``async for`` gives text as it comes; ``result`` is there at the end.
+    """A running request: ``async for`` yields text; ``result`` is complete at the end.
 
-    It begins with the first piece that is waited for.  Whoever leaves the loop early calls ``aclose``, or has it done
-    by ``async with``; so does the task's cancellation.  One task reads it.
+    It starts when the first piece is awaited.  Call ``aclose`` after leaving the loop early, or use ``async with``.
+    Cancelling the task also ends it.  Only one task reads it.
     """
 
     def __init__(self, start: Callable[[threading.Event], Stream]) -> None:
@@ -67,7 +67,7 @@ class AsyncStream:
         return self._streams[0].result
 
     def cancel(self) -> None:
-        """End the request after the round at hand; safe from another thread."""
+        """End the request after the current round; safe from another thread."""
         self._cancel.set()
 
     async def aclose(self) -> None:
@@ -125,9 +125,9 @@ def _decode(
     loop: asyncio.AbstractEventLoop,
     pieces: asyncio.Queue[Chunk | BaseException | None],
 ) -> None:
-    """Run a request to its end and hand on its pieces; where the loop is closed, nobody reads on, and it ends.
+    """Run a request and pass on its pieces; it ends when the loop is closed.
 
-    It holds no ``AsyncStream``: one that nobody has any more ends its request.
+    It holds no ``AsyncStream``, so that an unreferenced stream ends its request.
     """
     last: BaseException | None = None
     try:

@@ -1,4 +1,4 @@
-"""Turns of one conversation, written down by the model's own template."""
+"""Turns of one conversation, rendered with the template of the model."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 class Conversation:
     """A conversation with a loaded bundle; ``engine.conversation()`` makes one.
 
-    The template's text of all messages is the truth: every turn is tokenized from it as a whole.  The longest beginning
-    that it has in common with what a KV slot holds is not computed again (``Stats.reused_tokens``): the whole
-    conversation so far, unless the template rewrites earlier answers or their text has other tokens than were written.
+    Every turn renders and tokenizes all messages.  The longest prefix in common with a KV slot is not computed again
+    (``Stats.reused_tokens``).  That is the whole conversation so far, unless the template rewrites earlier answers or
+    their text has other tokens than those generated.
 
-    Where the context is full the oldest turns are left out of the prompt, as many at once as free half of it, so that
-    the next turns compute little again; the messages before the first question, such as a system message, stay in it.
+    When the context is full, the oldest turns are dropped from the prompt, enough to free half of it, so that the next
+    turns compute little again.  The messages before the first question, such as a system message, stay.
 
     Attributes:
-        messages: all so far; append to it for what is neither a question nor an answer, such as a tool's result.
+        messages: all messages; append other messages here, such as the result of a tool.
         tools: JSON schemas of functions that the model may call.
-        options: what else the template knows, such as ``enable_thinking``.
-        settings: of every turn.
-        left_out: messages that the model does not see any more; ``messages`` still has them.
+        options: more variables for the template, such as ``enable_thinking``.
+        settings: for every turn.
+        left_out: messages that the model no longer sees; ``messages`` still has them.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Conversation:
         """Ask a question, and keep the answer.
 
         Args:
-            content: as for ``stream``.
+            content: same as for ``stream``.
             **changes: fields of ``Settings``, set for this turn.
 
         Raises:
-            InvalidRequest: as for ``stream``.
+            InvalidRequest: same as for ``stream``.
         """
         stream = self.stream(content, **changes)
         for _ in stream:
@@ -74,12 +74,11 @@ class Conversation:
         """Start to answer a question; give the result to ``take`` at the end.
 
         Args:
-            content: the user's words, or parts (``Engine.chat_prompt``); None = the messages end with what is to be
-                answered.
+            content: the text of the user, or parts (``Engine.chat_prompt``); None = answer the last message.
             **changes: fields of ``Settings``, set for this turn.
 
         Raises:
-            InvalidRequest: the template refuses the messages, or this question alone has no room; it is not kept then.
+            InvalidRequest: the template refuses the messages, or the question does not fit; it is not kept then.
         """
         asked = [*self.messages, {"role": "user", "content": content}] if content is not None else list(self.messages)
         settings = self.settings.changed(**changes)
@@ -108,11 +107,11 @@ class Conversation:
     def take(self, result: Result) -> None:
         """Add the answer to the messages.
 
-        Some tokenizers write the space before an answer as a part of its first word, and some templates write it
-        themselves: of the text with and without spaces around it, what gives back most of the tokens is kept.
+        Some tokenizers write the space before an answer as part of its first word, and some templates add it.  Of the
+        text with and without spaces around it, the version that reproduces more of the tokens is kept.
 
         Args:
-            result: of the stream that ``stream`` began.
+            result: the result of the stream that ``stream`` started.
         """
         written = [*self._prompt, *result.tokens]
         texts = list(dict.fromkeys((result.text, result.text.lstrip(), result.text.strip())))
@@ -123,7 +122,7 @@ class Conversation:
         self.messages.append(_answer(texts[0]))
 
     def undo(self) -> str | None:
-        """Forget the last question and what came after it; gives the question back, None where nothing was asked."""
+        """Remove the last question and everything after it; returns the question, or None."""
         asked = [at for at, message in enumerate(self.messages) if message.get("role") == "user"]
         if not asked:
             return None
@@ -136,18 +135,18 @@ class Conversation:
         return len(self._rendered(self.messages))
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the messages and what was computed of them, as ``Engine.save_session`` does.
+        """Save the messages and their KV state, as ``Engine.save_session`` does.
 
         Args:
-            file: a session file; one that is there is replaced.
+            file: a session file; an existing one is replaced.
 
-        ``engine.conversation(engine.restore_session(file))`` goes on with it.  Before the first question this saves the
-        system message, which is then computed once per device.
+        ``engine.conversation(engine.restore_session(file))`` continues from it.  Before the first question this
+        saves the system message, which is then computed once per device.
         """
         self._save(file, self._rendered(self.messages), self.messages)
 
     def _rendered(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of these messages, of which the model sees all but the oldest; none if the template refuses them."""
+        """Tokens of these messages without the oldest turns; empty if the template refuses them."""
         try:
             return self._chat(messages, self.left_out, generation_prompt=False)
         except InvalidRequest:

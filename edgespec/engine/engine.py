@@ -63,11 +63,11 @@ PUBLIC = (
     "embed", "encode", "transcribe", "transcription", "speak", "draw", "save_session", "restore_session", "close",
     "approximations", "bundle", "closed", "context", "defaults", "device", "methods", "options", "strict",
 )  # fmt: skip
-"""What an engine offers to programs; the rest of it is for other modules, and no completion shows it."""
+"""The public API of an engine; other names are for other modules, and completion does not show them."""
 
 
 class _Completed(type):
-    """Classes of which completion and ``help`` show the public names alone."""
+    """Classes for which completion and ``help`` show only the public names."""
 
     def __dir__(cls) -> list[str]:
         return [*PUBLIC, *(name for name in super().__dir__() if name.startswith("__"))]
@@ -127,21 +127,21 @@ class Engine(LoadedBundle, metaclass=_Completed):
         """Start a request, which gives its text piece by piece.
 
         Args:
-            prompt: text, token ids, or texts and images or recordings (``edgespec.Image``, ``Audio``), one behind the
-                other.  Of an encoder-decoder what its encoder reads: text, its token ids, or rows of features, float32
-                [S, columns]; or a ``Source`` that was made before.
-            settings: what to set; None = ``defaults``, which has the model's own sampling.  What follows is set on top.
-            cancel: set it to end the request after the round at hand.
+            prompt: text, token ids, or a list of texts, images and recordings (``edgespec.Image``, ``Audio``).
+                For an encoder-decoder, the input of the encoder: text, token ids, rows of features (float32
+                [S, columns]), or a ``Source`` made earlier.
+            settings: the settings; None = ``defaults``, with the sampling that the model recommends.
+            cancel: set it to end the request after the current round.
             on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end; they change
-                afterwards, so copy what is to be kept (``as_dict``).
+                afterwards, so copy them to keep them (``as_dict``).
             stats_every: rounds, >= 1.
-            **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
+            **changes: fields of ``Settings`` or ``SamplingParams`` (temperature, ...); they override ``settings``.
 
         Returns:
-            a ``Stream``: iterate for pieces; its ``result`` is there at the end.
+            a ``Stream``: iterate over it for pieces; ``result`` is complete at the end.
 
         Raises:
-            InvalidRequest: an empty or too long prompt, an unknown method, nonsense settings.
+            InvalidRequest: an empty or too long prompt, an unknown method, invalid settings.
         """
         settings = (settings or self.defaults).changed(**changes)
         if stats_every < 1:
@@ -165,19 +165,19 @@ class Engine(LoadedBundle, metaclass=_Completed):
         """Complete a prompt, and return the whole text.
 
         Args:
-            prompt: as for ``stream``: text, token ids, or parts.
-            settings: what to set; None = ``defaults``, which has the model's own sampling.  What follows is set on top.
-            on_chunk: called with every piece as it comes.
-            cancel: set it to end the request after the round at hand.
+            prompt: same as for ``stream``: text, token ids, or parts.
+            settings: the settings; None = ``defaults``, with the sampling that the model recommends.
+            on_chunk: called with every piece.
+            cancel: set it to end the request after the current round.
             on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end.
             stats_every: rounds, >= 1.
-            **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
+            **changes: fields of ``Settings`` or ``SamplingParams`` (temperature, ...); they override ``settings``.
 
         Returns:
-            the text, its tokens, how it was made, and figures.
+            the text, its tokens, the method and the statistics.
 
         Raises:
-            InvalidRequest: as for ``stream``.
+            InvalidRequest: same as for ``stream``.
         """
         settings = (settings or self.defaults).changed(**changes)
         if settings.beams is not None:
@@ -201,22 +201,22 @@ class Engine(LoadedBundle, metaclass=_Completed):
         cancel: threading.Event | None = None,
         **changes: Unpack[SettingsChanges],
     ) -> Result:
-        """Complete a prompt while an event loop goes on; the cancellation of the task ends the request.
+        """Complete a prompt without blocking the event loop; cancelling the task ends the request.
 
-        One thread decodes from the first token to the last.
+        One thread decodes all tokens.
 
         Args:
-            prompt: as for ``stream``: text, token ids, or parts.
-            settings: what to set; None = ``defaults``, which has the model's own sampling.  What follows is set on top.
-            on_chunk: called with every piece as it comes, in the thread that decodes.
-            cancel: set it to end the request after the round at hand; its result is returned then.
-            **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
+            prompt: same as for ``stream``: text, token ids, or parts.
+            settings: the settings; None = ``defaults``, with the sampling that the model recommends.
+            on_chunk: called with every piece, in the thread that decodes.
+            cancel: set it to end the request after the current round; its result is returned then.
+            **changes: fields of ``Settings`` or ``SamplingParams`` (temperature, ...); they override ``settings``.
 
         Returns:
-            the text, its tokens, how it was made, and figures.
+            the text, its tokens, the method and the statistics.
 
         Raises:
-            InvalidRequest: as for ``stream``.
+            InvalidRequest: same as for ``stream``.
         """
         check_cancel(cancel)
         stop = cancel or threading.Event()
@@ -229,18 +229,18 @@ class Engine(LoadedBundle, metaclass=_Completed):
     ) -> AsyncStream:
         """Start a request whose text an event loop reads with ``async for``; leaving it ends the request.
 
-        One thread decodes from the first token to the last, and nothing waits for who reads.
+        One thread decodes all tokens; it does not wait for the reader.
 
         Args:
-            prompt: as for ``stream``: text, token ids, or parts.
-            settings: what to set; None = ``defaults``, which has the model's own sampling.  What follows is set on top.
-            **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
+            prompt: same as for ``stream``: text, token ids, or parts.
+            settings: the settings; None = ``defaults``, with the sampling that the model recommends.
+            **changes: fields of ``Settings`` or ``SamplingParams`` (temperature, ...); they override ``settings``.
 
         Returns:
-            an ``AsyncStream``: its ``result`` is there at the end; ``aclose`` and ``cancel`` end it early.
+            an ``AsyncStream``: ``result`` is complete at the end; ``aclose`` and ``cancel`` end it early.
 
         Raises:
-            InvalidRequest: as for ``stream``, when the first piece is waited for.
+            InvalidRequest: same as for ``stream``, when the first piece is awaited.
         """
         return AsyncStream(lambda cancel: self.stream(prompt, settings, cancel=cancel, **changes))
 
@@ -257,19 +257,19 @@ class Engine(LoadedBundle, metaclass=_Completed):
     ) -> list[Result]:
         """Complete several prompts, ``Settings.batch`` at a time; results in the order of the prompts.
 
-        On native operators the passes of all that run are one, so that the weights are read once; every text is that
-        of the request alone.  On stock operators they take turns, a round each, and gain nothing.
+        On native operators, one pass serves all running prompts and reads the weights once; each text is the same as
+        that of a separate request.  On stock operators, the prompts take turns, one round each, without a speedup.
 
         Args:
-            prompts: texts, token ids, or parts, as for ``stream``.
-            settings: of all of them; None = ``defaults``.
+            prompts: texts, token ids, or parts, same as for ``stream``.
+            settings: for all of them; None = ``defaults``.
             seeds: one for each prompt; None = the seed of the settings for all.
-            cancel: set it to end all of them after the round at hand; what was not begun has no tokens.
-            on_result: called with the number of each prompt whose answer is complete, and the result, as they end.
-            **changes: fields of ``Settings``, set on top for all of them.
+            cancel: set it to end all of them after the current round; prompts not started have no tokens.
+            on_result: called with the index of a prompt and its result when its answer is complete.
+            **changes: fields of ``Settings`` for all of them; they override ``settings``.
 
         Raises:
-            InvalidRequest: as for ``stream``, or seeds that are not one for each prompt.
+            InvalidRequest: same as for ``stream``, or the number of seeds is not that of prompts.
         """
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
             raise InvalidRequest(
@@ -285,7 +285,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         if common.beams is None:
             return self._batches.run(self, encoded, each, cancel, on_result)
         results: list[Result] = []
-        for prompt, own in zip(encoded, each, strict=True):  # the beams of each share its passes
+        for prompt, own in zip(encoded, each, strict=True):  # the beams of a prompt share its passes
             results.append(search_beams(self.usable, prompt, own, cancel))
             if on_result:
                 on_result(len(results) - 1, results[-1])
@@ -305,13 +305,13 @@ class Engine(LoadedBundle, metaclass=_Completed):
 
         Args:
             messages: dicts with role and content.
-            settings: what to set; None = ``defaults``.
+            settings: the settings; None = ``defaults``.
             tools: JSON schemas of functions that the model may call.
-            template_options: what else the template knows, such as ``{"enable_thinking": False}``.
-            **changes: fields of ``Settings``, set on top.
+            template_options: more variables for the template, such as ``{"enable_thinking": False}``.
+            **changes: fields of ``Settings``; they override ``settings``.
 
         Raises:
-            InvalidRequest: no template, one that refuses the messages, or as for ``stream``.
+            InvalidRequest: no template, the template refuses the messages, or same as for ``stream``.
         """
         return self.generate(self.chat_prompt(messages, tools, options=template_options), settings, **changes)
 
@@ -324,18 +324,18 @@ class Engine(LoadedBundle, metaclass=_Completed):
         generation_prompt: bool = True,
         continue_final: bool = False,
     ) -> list[int]:
-        """Write a conversation down by the model's own template -> token ids, with those of images.
+        """Render a conversation with the template -> token ids, including those of images.
 
         Args:
-            messages: the content of one may be parts: ``{"type": "text", "text": ...}``, ``{"type": "image",
+            messages: the content of one may be a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image",
                 "image": ...}`` with an ``Image``, a file or its bytes, or ``{"type": "audio", "audio": ...}``.
             tools: as for ``chat``.
-            options: what else the template knows, such as ``{"enable_thinking": False}``.
-            generation_prompt: end with what stands before an answer.
-            continue_final: end within the last message, which the model is to go on with.
+            options: more variables for the template, such as ``{"enable_thinking": False}``.
+            generation_prompt: end with the tokens that start an answer.
+            continue_final: end within the last message, so that the model continues it.
 
         Raises:
-            InvalidRequest: the template refuses them, or an image cannot be read here.
+            InvalidRequest: the template refuses the messages, or an image cannot be read.
         """
         how: dict[str, Any] = {"options": options, "generation_prompt": generation_prompt, "nulls": True}
         how["continue_final"] = continue_final
@@ -346,9 +346,9 @@ class Engine(LoadedBundle, metaclass=_Completed):
         return self.reader().chat(self.codec, messages, tools, **how)
 
     def place(self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None) -> list[int]:
-        """Put rows of images where a text has tokens that stand for them; see ``Images.place``.
+        """Put rows of images at their placeholder tokens; see ``Images.place``.
 
-        May be called from any thread, while others decode.  What it returns is good for requests as long as it is kept.
+        Any thread may call it during decoding.  The returned prompt is valid as long as the caller keeps it.
         """
         return self.reader().place(tokens, images, owner)
 
@@ -363,10 +363,10 @@ class Engine(LoadedBundle, metaclass=_Completed):
         """Begin a conversation of several turns, which keeps the messages.
 
         Args:
-            messages: those so far, dicts with role and content.
-            settings: of every turn; None = ``defaults``.
+            messages: earlier messages, dicts with role and content.
+            settings: for every turn; None = ``defaults``.
             tools: JSON schemas of functions that the model may call.
-            template_options: what else the template knows, such as ``{"enable_thinking": False}``.
+            template_options: more variables for the template, such as ``{"enable_thinking": False}``.
         """
         return Conversation(
             self.chat_prompt,
@@ -387,19 +387,19 @@ class Engine(LoadedBundle, metaclass=_Completed):
         dimensions: int | None = None,
         cancel: threading.Event | None = None,
     ) -> NDArray[np.float32]:
-        """Embed texts: the hidden states of each one's tokens behind the final norm, pooled -> float32 [n, dimensions].
+        """Embed texts: pooled hidden states of each text after the final norm -> float32 [n, dimensions].
 
-        A row has length one, and the same bits whatever else is embedded or decoded.
+        A row has length one.  Its bits do not depend on other texts or requests.
 
         Args:
             texts: each a text, or token ids.
-            pooling: ``mean`` of all tokens or the ``last`` one; None = as the model says, else mean.
-            dimensions: only so many first numbers, for models that were trained for it (arXiv 2205.13147); None = all.
-            cancel: set it to end with an error after the chunk at hand.
+            pooling: ``mean`` of all tokens or the ``last`` one; None = the default of the model, else mean.
+            dimensions: keep only the first N numbers, for Matryoshka models (arXiv 2205.13147); None = all.
+            cancel: set it to end with an error after the current chunk.
 
         Raises:
             BudgetError: the longest text does not fit the memory.
-            InvalidRequest: a bundle that gives no hidden states (the hint says what to do), an empty or too long text.
+            InvalidRequest: the bundle has no hidden states (the hint says what to do), an empty or too long text.
         """
         if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
             raise InvalidRequest(f"embed got {type(texts).__name__}: expected a list of texts")
@@ -419,19 +419,19 @@ class Engine(LoadedBundle, metaclass=_Completed):
         cancel: threading.Event | None = None,
         **changes: Any,
     ) -> Transcription | WindowedTranscription:
-        """Begin a transcription: iterate for segments as they come; its ``transcript`` has those that came.
+        """Begin a transcription: iterate over it for segments; its ``transcript`` has those so far.
 
         Args:
             sound: a file (wav, flac, ogg, mp3), its bytes, or samples [n] or [n, channels].
             asked: language, task, times and the like; None = ``TranscriptionSettings()``.
-            settings: of its texts, such as the method; temperatures are those of ``asked``.
-            rate: of samples, a second; a file has its own.
-            on_text: called with the text of the 30 s at hand as it grows; it may begin anew.
+            settings: for decoding, such as the method; temperatures come from ``asked``.
+            rate: samples per second; a file states its rate.
+            on_text: called with the text of the current 30 s as it grows; it may start again.
             cancel: set it to end with an error at the next round.
-            **changes: fields of ``TranscriptionSettings``, set on top.
+            **changes: fields of ``TranscriptionSettings``; they override ``asked``.
 
         Raises:
-            InvalidRequest: a bundle that hears nothing, no sound, a language or a task that the model does not know.
+            InvalidRequest: not a speech model, no sound, or an unknown language or task.
         """
         from edgespec.engine.hearing import transcription
 
@@ -455,14 +455,14 @@ class Engine(LoadedBundle, metaclass=_Completed):
         Args:
             sound: a file (wav, flac, ogg, mp3), its bytes, or samples [n] or [n, channels].
             asked: language, task, times and the like; None = ``TranscriptionSettings()``.
-            settings: of its texts, such as the method; temperatures are those of ``asked``.
-            rate: of samples, a second; a file has its own.
-            on_text: called with the text of the 30 s at hand as it grows; it may begin anew.
+            settings: for decoding, such as the method; temperatures come from ``asked``.
+            rate: samples per second; a file states its rate.
+            on_text: called with the text of the current 30 s as it grows; it may start again.
             cancel: set it to end with an error at the next round.
-            **changes: fields of ``TranscriptionSettings``, set on top.
+            **changes: fields of ``TranscriptionSettings``; they override ``asked``.
 
         Raises:
-            InvalidRequest: as for ``transcription``.
+            InvalidRequest: same as for ``transcription``.
         """
         running = self.transcription(sound, asked, settings, rate=rate, on_text=on_text, cancel=cancel, **changes)
         for _ in running:
@@ -479,17 +479,17 @@ class Engine(LoadedBundle, metaclass=_Completed):
         cancel: threading.Event | None = None,
         **changes: Unpack[SettingsChanges],
     ) -> Speech:
-        """Begin to speak: iterate for float32 [n], samples of its ``rate`` a second, as they come.
+        """Start speech: iterate over it for samples, float32 [n], at ``rate`` samples per second.
 
         Args:
-            text: what is to be said.
-            voice: a name that the model knows; None = its usual one.
-            settings: of the codes; None = ``speaking``.
-            cancel: set it to end after the round at hand.
-            **changes: fields of ``Settings``, set on top.
+            text: the text to speak.
+            voice: the name of a voice; None = the default of the model.
+            settings: for the audio codes; None = ``speaking``.
+            cancel: set it to end after the current round.
+            **changes: fields of ``Settings``; they override ``settings``.
 
         Raises:
-            InvalidRequest: a bundle that does not speak, an empty text, a voice that is no name, nonsense settings.
+            InvalidRequest: not a speech bundle, an empty text, an invalid voice name, invalid settings.
         """
         from edgespec.engine.speaking import Speech
 
@@ -507,13 +507,13 @@ class Engine(LoadedBundle, metaclass=_Completed):
         """Draw a picture: its ``pixels``, uint8 [height, width, 3], ``png()``, and the ``result`` of its codes.
 
         Args:
-            prompt: what is to be drawn: text, or of models of classes the number of one.
-            settings: of the codes; None = ``defaults``, with the model's own guidance.
-            cancel: set it to end with an error after the round at hand.
-            **changes: fields of ``Settings``, set on top.
+            prompt: a description, or for class-conditional models the number of a class.
+            settings: for the image codes; None = ``defaults``, with the guidance of the model.
+            cancel: set it to end with an error after the current round.
+            **changes: fields of ``Settings``; they override ``settings``.
 
         Raises:
-            InvalidRequest: a bundle that does not draw, a prompt of words that it does not know, nonsense settings.
+            InvalidRequest: not an image bundle, a prompt of unknown words, invalid settings.
         """
         from edgespec.engine.drawing import draw
 
@@ -521,40 +521,40 @@ class Engine(LoadedBundle, metaclass=_Completed):
 
     @property
     def speaking(self) -> Settings:
-        """What speech gets that is asked for without settings: the sampling of Orpheus' own package."""
+        """Default settings of speech: the sampling of the Orpheus package."""
         return self.defaults.changed(temperature=0.6, top_p=0.8, repetition_penalty=1.3)
 
     # -- session files -----------------------------------------------------------------------------------------------
 
     def save_session(self, file: str | os.PathLike[str], prompt: Prompt, messages: Sequence[Message] = ()) -> None:
-        """Write what passes left of a text, so that another process need not compute it again.
+        """Save the KV state of a text, so that another process can restore it without computing it.
 
         Args:
-            file: a session file; one that is there is replaced, whole or not at all.  It holds the text in a form that
-                can be read back: only its owner may read it.
-            prompt: text, or token ids; what no slot holds of it yet is computed first, without an answer.
-            messages: of the conversation that it is, if it is one.
+            file: a session file; an existing one is replaced atomically.  The text can be recovered from it, so only
+                its owner may read it.
+            prompt: text, or token ids; tokens that no slot holds are computed first.
+            messages: those of the conversation, if it is one.
 
         Raises:
-            BudgetError, InvalidRequest: as for ``stream``.
-            SessionError: it cannot be written, or a device holds it.
+            BudgetError, InvalidRequest: same as for ``stream``.
+            SessionError: the file cannot be written, or the state is on a device.
         """
         if self.encoding is not None:
             raise InvalidRequest("what this model computes belongs to one source: there is no session to save")
         save_session(self.usable, Path(file), self._tokens(prompt), messages)
 
     def restore_session(self, file: str | os.PathLike[str]) -> list[Message]:
-        """Take up a session file; a request whose prompt begins as its text computes nothing of that again.
+        """Restore a session file; a request whose prompt starts with its text does not compute that part.
 
         Args:
-            file: of ``save_session``.
+            file: a file that ``save_session`` wrote.
 
         Returns:
-            the messages of its conversation; ``conversation`` goes on with them.
+            the messages of its conversation; ``conversation`` continues from them.
 
         Raises:
             BudgetError: it does not fit the memory.
-            SessionError: none, damaged, or made with another bundle or other settings.
+            SessionError: missing, damaged, or made with another bundle or other settings.
         """
         return restore_session(self.usable, Path(file))
 
@@ -563,7 +563,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
     def plain(self) -> Engine:
         """Load the bundle's fastest plain decoding: its graph without gates and padding, or this model.
 
-        Native operators have one graph, whose plain decoding is the fastest; so has a device.
+        Native operators and devices have one graph; its plain decoding is the fastest.
         """
         self.require_open()
         native = self.operators.kind == "native"
@@ -574,10 +574,10 @@ class Engine(LoadedBundle, metaclass=_Completed):
         return Engine(self.bundle, options, graph="native" if native else "plain", share=self if shared else None)
 
     def close(self) -> None:
-        """Free the model and all that lies on it, at once; a round at hand ends first.
+        """Free the model and its memory at once; the current round ends first.
 
-        Requests that are running end with an error at their next round, as does whatever is asked for later; results
-        of earlier ones stay.  What is to be kept of prompts is written first.
+        Running requests end with an error at their next round, and later requests are refused; earlier results stay
+        valid.  Prompts to keep are written first.
         """
         self.prompts.finish()
         self.usable.prompts.finish()
@@ -586,14 +586,14 @@ class Engine(LoadedBundle, metaclass=_Completed):
             super().close()
 
     def encode(self, prompt: Prompt, settings: Settings | None = None) -> list[int] | Source:
-        """Turn a prompt into token ids, or of an encoder-decoder into a source.
+        """Turn a prompt into token ids, or for an encoder-decoder into a source.
 
         Args:
-            prompt: as for ``stream``.
+            prompt: same as for ``stream``.
             settings: with the languages of a source; None = ``defaults``.
 
         Raises:
-            InvalidRequest: nothing, what is no prompt, or a language that the model lacks.
+            InvalidRequest: an empty or invalid prompt, or a language that the model lacks.
         """
         settings = settings or self.defaults
         if isinstance(prompt, Source):
@@ -618,7 +618,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         return self.source(content, settings)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or those that are given; of texts and images one behind the other."""
+        """Token ids of a text, of given ids, or of a list of texts and images."""
         if isinstance(prompt, str):
             _refuse_empty(prompt)
             return self.codec.encode(prompt)
@@ -640,7 +640,7 @@ def _refuse_empty(prompt: str) -> None:
 
 
 def given_tokens(prompt: Sequence[int] | Sequence[str | Image | Audio] | NDArray[np.float32] | Source) -> list[int]:
-    """Token ids of a prompt that is no text; of features and images there are none."""
+    """Token ids of a prompt of ids; features and images have none."""
     if isinstance(prompt, Source):
         return prompt.tokens
     if is_parts(prompt) or getattr(prompt, "ndim", 1) > 1:

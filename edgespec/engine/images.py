@@ -168,7 +168,7 @@ class Images:
         for number, token in zip(at, own, strict=True):
             found[number] = token
         if found and found[-1] >= INSERTED:
-            raise InvalidRequest(f"the prompt ends with {KINDS[self.kind]}", "say behind it what is asked")
+            raise InvalidRequest(f"the prompt ends with {KINDS[self.kind]}", "add a question after it")
         return Placed(found, made, 1000 * (time.perf_counter() - start))
 
     def hold(self, tokens: Sequence[int]) -> list[Inserted]:

@@ -1,4 +1,4 @@
-"""What a request gets: which method, and why; and the model's own sampling."""
+"""Choice of the method of a request, with the reason, and the sampling that the model recommends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.manifest import Manifest, MethodPart, SamplingPart
 
-LEAST_GAMMA = 6  # of a method that adaptive control runs, where it has none of its own
+LEAST_GAMMA = 6  # for a method under adaptive control without its own default
 CANDIDATES = 3  # most methods that auto chooses from
 
 
@@ -24,7 +24,7 @@ class MethodChoice:
 
     name: str
     part: MethodPart  # its parameters in the manifest
-    gamma: int  # most guesses a round
+    gamma: int  # the maximum number of guesses per round
     reason: str  # why this one
     proposers: tuple[MethodChoice, ...] = ()  # of a chain: its methods
     promise: float = 1.0  # predicted speed over plain decoding; 1 = nothing was predicted
@@ -36,9 +36,9 @@ class MethodChoice:
         return [proposer.name for proposer in self.proposers] or [self.name]
 
     def among(self, allowed: Collection[str], why: str) -> MethodChoice:
-        """Auto with the allowed candidates alone; anything else, and auto without any, is as it was.
+        """Auto limited to the allowed candidates; other choices, and auto without any, stay unchanged.
 
-        ``why``: the others are not, in words.
+        ``why``: the reason for leaving out the others.
         """
         kept = [one for one in self.candidates if one.name in allowed]
         if not kept or len(kept) == len(self.candidates):
@@ -55,7 +55,7 @@ def choose_method(
     without: Collection[str] = (),
     profile: Profile | None = None,
 ) -> MethodChoice:
-    """Choose the wanted method; None or "auto" = what is expected to be fastest, and what to try after it.
+    """Choose the wanted method; None or "auto" = the method expected to be fastest, then the alternatives.
 
     A chain where only proposers are named.  ``without``: methods that auto must leave out.
     ``profile``: a calibration of this machine.
@@ -84,7 +84,7 @@ def choose_method(
 def _auto(manifest: Manifest, without: Collection[str], profile: Profile | None) -> MethodChoice:
     """Order the candidates by the speed that is expected of them; n-grams last, unless they are expected to gain.
 
-    A transcript seldom repeats what it has said: Whisper has n-grams only where they are expected to gain.
+    A transcript seldom repeats itself: Whisper uses n-grams only if a gain is expected.
     """
     hears = manifest.speech is not None
     usable = [name for name in manifest.methods if name != AR and name not in without]
@@ -130,7 +130,7 @@ def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
 def check_branch(manifest: Manifest, branch: tuple[int, ...]) -> None:
     """Refuse, by an ``InvalidRequest``, trees of guesses that a graph of this bundle cannot run.
 
-    The target may take chains alone, or the draft may, and the tree has siblings below siblings.
+    The target or the draft may support only chains, and the tree has siblings below siblings.
     """
     target = manifest.target.origin == "optimum"
     draft = manifest.draft is not None and manifest.draft.origin == "optimum" and len(branch) > 1

@@ -1,6 +1,6 @@
 """Sessions kept for the next requests, and the memory of those that run.
 
-A conversation finds its own session again, whoever else asked in between.
+A conversation finds its session again, even after other requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WORTH = 4  # tokens that are worth copying
 
 
 class _Found:
-    """What a prompt of an owner finds in a session."""
+    """The match between a prompt of an owner and a session."""
 
     def __init__(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
         self.session, text = session, session.target.tokens
@@ -39,10 +39,10 @@ class _Found:
 
 
 class SessionPool:
-    """Hands every request a session: the one of its conversation, or one that nobody is likely to come back to.
+    """Gives every request a session: that of its conversation, or one unlikely to be used again.
 
-    ``most``: sessions that there can be, busy ones included; ``together``: whether one thread drives all requests, so
-    that those that run lend what they have read, too.
+    ``most``: the maximum number of sessions, including busy ones; ``together``: whether one thread drives all requests,
+    so that running requests share their prompts too.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class SessionPool:
         self._held = 0, 0  # what ``held`` said last
 
     def take(self, prompt: Sequence[int], owner: str | None = None) -> Session:
-        """Take the idle session whose text the prompt goes on from, else a new one, else the least recently used.
+        """Take the idle session whose text the prompt continues, else a new one, else the least recently used.
 
-        ``owner``: whose request it is; what a session holds of another owner's texts is forgotten first.
+        ``owner``: the owner of the request; text of another owner is removed from the session first.
         """
         return self.reserve(prompt, owner) or self.new(prompt, owner)
 
@@ -81,7 +81,7 @@ class SessionPool:
             return session
 
     def new(self, prompt: Sequence[int], owner: str | None = None) -> Session:
-        """Make a session, which begins with what another one of this owner holds of the prompt."""
+        """Make a session that starts with the part of the prompt that another session of this owner holds."""
         with self._lock:
             session = self._make()
             self._use(session, prompt, owner)
@@ -109,7 +109,7 @@ class SessionPool:
         return self._idle[0] if found and (full or not room) else None
 
     def _use(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
-        """Begin a request on a session, with what it or another one holds of the prompt."""
+        """Start a request on a session, with the part of the prompt that it or another session holds."""
         if session.owner != owner:
             session.forget()
         session.owner, session.asked = owner, len(prompt)
@@ -119,7 +119,7 @@ class SessionPool:
         self._busy.append(session)
 
     def _lenders(self, session: Session, prompt: Sequence[int], held: int = 0) -> list[_Found]:
-        """Find sessions that may lend this one more of a prompt than the ``held`` tokens that it has."""
+        """Find sessions with more than ``held`` tokens of a prompt, which this one can copy."""
         some = [*self._idle, *self._busy] if self._together else self._idle
         others = (one for one in some if one is not session and not one.foreign and not one.attends)
         ahead = list(prompt[held : held + _WORTH])  # by these alone most others are told
@@ -127,7 +127,7 @@ class SessionPool:
         return [_Found(one, prompt, session.owner) for one in some]
 
     def catch_up(self, session: Session, prompt: Sequence[int]) -> int:
-        """Let a busy session, which holds a prompt's beginning, hold what another one has read of it -> tokens more."""
+        """Copy more of a prompt from another session into a busy one -> the number of tokens added."""
         with self._lock:
             held = len(session.target.tokens)
             _take_over(session, held, self._lenders(session, prompt, held))
@@ -154,7 +154,7 @@ class SessionPool:
             trim_memory(TRIM_EVERY)
 
     def drop(self, session: Session) -> None:
-        """Drop a session whose contents are lost: nobody gets it again."""
+        """Drop a session whose contents are lost; it is not used again."""
         with self._lock:
             if session in self._busy:
                 self._busy.remove(session)
@@ -214,7 +214,7 @@ class SessionPool:
             self._idle.clear()
 
     def close(self) -> None:
-        """Free all sessions, those in use too: whoever has one must not use it any more."""
+        """Free all sessions, including those in use; their holders must not use them again."""
         self.clear()
         with self._lock:
             for session in self._busy:
@@ -224,7 +224,7 @@ class SessionPool:
 
 
 def _take_over(session: Session, held: int, lenders: Sequence[_Found]) -> None:
-    """Let a session of which ``held`` tokens are of use begin like the one that has most, if that is worth it."""
+    """Let a session with ``held`` useful tokens copy from the one with the most, if that saves time."""
     nearest = max(lenders, key=lambda one: one.reused, default=None)
     if nearest is not None and nearest.reused >= held + _WORTH:
         session.target.begin_like(nearest.session.target, nearest.lent)
@@ -240,13 +240,13 @@ class Place:
 
     method: str  # the one whose memory counts
     tokens: int  # of prompt and answer
-    grammar: int = 0  # bytes of its own grammar
+    grammar: int = 0  # bytes of its grammar
     session: Session | None = None  # the one that it has; None = not yet
     read: bool = False  # whether its prompt is: blocks that it shares with others are shared as long as it runs
 
 
 class Places:
-    """All requests of an engine that run, alone or in batches, and the sessions there are."""
+    """All running requests of an engine, single or in batches, and all sessions."""
 
     def __init__(self, own: SessionPool) -> None:
         self.pools = [own]  # the engine's, and those of its batches
@@ -258,20 +258,20 @@ class Places:
         return sum(pool.kv_bytes() for pool in list(self.pools))
 
     def shared_bytes(self) -> int:
-        """Bytes of KV that running requests have in common, which are counted for each: of all but the first."""
+        """Bytes of KV that running requests share and that are counted more than once."""
         slots = [place.session.target for place in self.taken if place.session and place.read]
         batched = [slot for slot in slots if isinstance(slot, BatchSlot)]
         return shared_bytes(batched) if batched else 0
 
     def shrink(self, most: int) -> None:
-        """Free idle sessions, of all pools those not used for longest, until they have at most so many bytes of KV."""
+        """Free the least recently used idle sessions of all pools, until they have at most this many bytes of KV."""
         while sum(pool.held()[1] for pool in self.pools) > most:
             first = min(self.pools, key=lambda pool: pool.oldest)
             if not first.free_oldest():
                 return
 
     def close(self) -> None:
-        """All end: their sessions are closed next."""
+        """End all requests; their sessions are closed next."""
         with self.lock:
             self.taken.clear()
 

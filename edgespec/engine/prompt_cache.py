@@ -1,8 +1,8 @@
-"""Prompts are read once: what passes left of them is kept on the disk, and found by the next process.
+"""Prompt cache on disk: the KV state of a prompt is kept, and the next process finds it.
 
-A request takes up the longest beginning of its prompt that a file has (``runtimes.files.prompts``), with the bits that
-passes would leave there again.  What it reads or writes beyond that is written by a thread of its own, if reading it
-again would take long.  That thread copies a block at a time, between rounds, while the slot still holds the text.
+A request restores the longest prefix of its prompt that a file has (``runtimes.files.prompts``), with the bits that
+passes would compute.  A separate thread writes the rest of the text, if reading it again would take long.  It copies
+one block at a time, between rounds, while the slot still holds the text.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.version import __version__
 
-WORTH = 1.0  # seconds: what is read again in less is not written
+WORTH = 1.0  # seconds: text that is read faster than this is not written
 LEAST = 64  # tokens that a file must have more than the slot
-EVERY = 2048  # tokens of a long prompt after which what was read so far is written
+EVERY = 2048  # tokens of a long prompt between two writes
 _TRIES = 8  # beginnings of one text that are tried, where files are damaged or gone
 _READERS = 4  # most threads that read files and compare seals
 
 
 def origin_of(manifest: Manifest, model: Model) -> dict[str, str]:
-    """Describe by name what a slot's bytes belong to.
+    """Describe the origin of the bytes of a slot.
 
     Native operators give the same bits everywhere; those of ONNX Runtime round by version and processor.
     """
@@ -63,7 +63,7 @@ def origin_of(manifest: Manifest, model: Model) -> dict[str, str]:
 
 
 class PromptCache:
-    """The prompts of a loaded bundle, of which the target and drafts read so fast as ``paces`` say.
+    """The prompts of a loaded bundle; ``paces``: how fast the target and drafts read.
 
     ``on``: whether prompts are found and kept at all.
     """
@@ -84,13 +84,13 @@ class PromptCache:
         self._warned = False
 
     def finish(self) -> None:
-        """Wait until all that is to be written is."""
+        """Wait until everything is written."""
         self._writer.finish()
 
     def take_up(
         self, slot: Slot, tokens: Sequence[int], owner: str | None, room: int, draft: bool = False
     ) -> KeptText | None:
-        """Let a slot hold the longest beginning of a text that it or a file has, but for its last token.
+        """Let a slot hold the longest prefix of a text that it or a file has, except its last token.
 
         The caller holds the lock.  Of ``owner`` (``SessionPool.take``) counts what stands before a space.  The slot is
         to have ``room`` for so many tokens.  Returns what is on the disk of it; None = nothing is kept of this slot.
@@ -125,7 +125,7 @@ class PromptCache:
         return KeptRows(drafter, self._writer, folder, source, names, found, pace, self._path)
 
     def _find(self, folder: PromptFolder, source: Source, tokens: Sequence[int], held: int, room: int) -> Prefix:
-        """Restore the longest beginning that a folder has of a text, if that is more than the ``held`` tokens of it."""
+        """Restore the longest prefix of a text in a folder, if it has more than ``held`` tokens."""
         slot, stateful, text = source.slot, source.states.stateful, tokens[:-1]
         found = folder.find(text, stateful)
         for _ in range(_TRIES):
@@ -144,7 +144,7 @@ class PromptCache:
         return found
 
     def _folder(self, model: Model, owner: str | None, target: Model | None = None) -> PromptFolder | None:
-        """Find where the texts of an owner lie; None = there is no key to seal them with.
+        """Find the folder of an owner; None = no key to encrypt with.
 
         ``target``: whose hidden states a drafter's rows are made of.
         """
@@ -165,7 +165,7 @@ class PromptCache:
         return self._folders[key]
 
     def _warn(self, error: Damaged) -> None:
-        """Remove a file that is not what was written, and say so once."""
+        """Remove a damaged file, and warn once."""
         with suppress(OSError):
             error.path.unlink()
         if not self._warned:
@@ -174,7 +174,7 @@ class PromptCache:
 
 
 class States(Protocol):
-    """What has the states of a text: a slot itself, or a drafter of the target's; see ``Slot``."""
+    """Holder of the states of a text: a slot, or a drafter of the target; see ``Slot``."""
 
     @property
     def stateful(self) -> bool: ...
@@ -184,14 +184,14 @@ class States(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What a text lies in."""
+    """The storage of a text."""
 
     slot: Slot  # its keys and values
     states: States  # what else there is of it
 
 
 class KeptText:
-    """A slot's text, what was ``found`` of it on the disk, and what is to come there."""
+    """The text of a slot, the part ``found`` on disk, and the part to write there."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class KeptText:
         self._stops: list[int] = []
 
     def watch(self, tokens: int, ends: Sequence[int], behind: int = 0) -> None:
-        """Keep what is read of a prompt as it is read, at the ends of turns, at the end, and every ``EVERY`` tokens.
+        """Keep a prompt while it is read: at the ends of turns, at the end, and every ``EVERY`` tokens.
 
         ``behind``: rows of a drafter that there are fewer than tokens.
         """
@@ -219,12 +219,12 @@ class KeptText:
         self._slot.on_read = self._read
 
     def rows(self, most: int) -> int:
-        """Bound the next piece, so that it ends where something is kept."""
+        """Limit the next piece, so that it ends at a point to keep."""
         held = len(self._slot.tokens)
         return min([most, *(stop - held for stop in self._stops if stop > held)])
 
     def keep(self, text: Sequence[int]) -> None:
-        """Write what the slot holds, the beginning of a text, if reading it again would take long; see ``take_up``."""
+        """Write the prefix that the slot holds, if reading it again would take long; see ``take_up``."""
         length = common_prefix(self._slot.tokens, text)
         if length < LEAST or not self._worth(length):
             return
@@ -240,7 +240,7 @@ class KeptText:
     end = keep  # what the slot holds of a text that has ended
 
     def _worth(self, length: int) -> bool:
-        """Tell whether reading so much of the text takes long."""
+        """Whether reading this much of the text takes long."""
         return (length - self._length) * (self._pace.cost or 0.0) >= WORTH
 
     def _read(self) -> None:
@@ -262,7 +262,7 @@ class KeptRows(KeptText):
 
 
 def _restore(folder: PromptFolder, source: Source, tokens: Sequence[int], found: Prefix, held: int, room: int) -> None:
-    """Fill a slot that holds ``held`` tokens of a text with what was found of it.
+    """Fill a slot that holds ``held`` tokens of a text with the part found.
 
     Raises:
         Damaged, OSError: of a file; the slot holds as much as before then, or nothing where it has states.

@@ -1,4 +1,4 @@
-"""What a request gives: pieces while it runs, a result at the end."""
+"""Output of a request: pieces while it runs, a result at the end."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ Finish = Literal["eos", "length", "context", "stop", "cancelled"]
 
 
 def of_all(claims: Iterable[bool | None]) -> bool | None:
-    """Whether all of these hold: False where one does not, else None where one cannot be said."""
+    """Whether all of these hold: False if one does not, else None if one is unknown."""
     found = list(claims)
     return False if False in found else None if None in found else True
 
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a request gave; ``str`` of it is its text.
+    """The result of a request; ``str`` of it is its text.
 
     Attributes:
-        text: the new text, without stop string and special tokens.
-        tokens: the new token ids only; the one that ended the text included.
+        text: the new text, without the stop string and special tokens.
+        tokens: the new token ids, including the one that ended the text.
         finish: why it ended.
         stats: counters and times.
-        method_requested: as asked for; None = the default, auto, was taken.
-        method_used: what decoded; of auto the method of most rounds with guesses, else the one in use last.
+        method_requested: the requested method; None = the default, auto.
+        method_used: the method that decoded; for auto, the method of most rounds with guesses, else the last.
         reason: why that method, and whether drafting paid, in one line.
-        details: what was counted, estimated and changed on the way, a sentence each.
+        details: counts, estimates and changes during the request, a sentence each.
         lossless: the text has the distribution of plain decoding of this bundle; false by another rule of acceptance;
             None: see ``unproven``.
         exact: the text is bit for bit that of plain decoding in strict mode; None: see ``unproven``.
-        approximations: what differs from the source model, and what another rule of acceptance gives away.
+        approximations: differences from the source model, and those of another acceptance rule.
         operators: stock or native.
         device: where the last pass ran.
-        device_lost: why the request went on on the CPU; None = it did not have to.
-        draft_attention: the coarser keys that drafts read; None = those of verification.  No approximation of the text.
+        device_lost: why the request continued on the CPU; None = it did not.
+        draft_attention: the coarser keys that drafts read; None = those of verification.  The text is the same.
         logprobs: log-probability of each token by the unadjusted model, if asked for.
-        peak_bytes: largest resident memory of the process so far; 0 = the system does not tell.
-        predicted_bytes: what was predicted for this request before it began; 0 = nothing was counted.
-        model_sampling: the model's own settings that chose tokens here, by name; empty = none did.
+        peak_bytes: largest resident memory of the process so far; 0 = the system does not report it.
+        predicted_bytes: the prediction for this request before it started; 0 = not predicted.
+        model_sampling: settings that the model recommends and that this request used, by name.
         stop: the stop string that ended it; None = none did.
-        unproven: why ``lossless`` and ``exact`` cannot be said, a sentence each: something that ran was not checked.
+        unproven: why ``lossless`` and ``exact`` are unknown, a sentence each: something that ran was not checked.
     """
 
     text: str
@@ -112,7 +112,7 @@ class Chunk:
     """A piece of a stream.
 
     Attributes:
-        text: what became complete in one round.
+        text: the text that became complete in one round.
         round: the round; None for text held back until the very end.
         pieces: ``text`` by the round's tokens: pieces[i] became complete with token i.
     """

@@ -80,7 +80,7 @@ internal class Pictures(bundle: Bundle, private val codec: TextCodec, open: Open
             "a text with ${at.size} places for the ${own.size} rows of ${pictures.size} pictures", "leave '${words.token}' out of what you write",
         )
         at.forEachIndexed { number, place -> tokens[place] = own[number] }
-        if (tokens.last() >= INSERTED) throw InvalidRequest("the prompt ends with a picture", "say behind it what is asked")
+        if (tokens.last() >= INSERTED) throw InvalidRequest("the prompt ends with a picture", "add a question after it")
         return tokens
     }
 

@@ -115,7 +115,7 @@ private class Written(val tokens: IntArray, val text: String, logprobs: DoubleAr
 private class Listener(private val engine: Engine, private val asked: TranscriptionSettings, private val settings: Settings) {
     private val manifest = engine.bundle.manifest
     private val speech = manifest.speech
-        ?: throw InvalidRequest("this bundle's model reads text, not sound: expected one that hears", "such as openai/whisper-small")
+        ?: throw InvalidRequest("this bundle's model reads text, not sound: expected a speech model", "such as openai/whisper-small")
     private val features = manifest.target.source?.features ?: throw InvalidRequest("this bundle's model has no features of sound", "such as openai/whisper-small")
     private val vocab = manifest.target.facts.vocab
     private val end = manifest.eos.min() // special tokens and times come after it
