@@ -32,7 +32,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.chat import Message
 
-_AGAIN = "delete it, and it is written anew"
+_AGAIN = "delete it; a new one is written"
 _HASH = 64  # characters that no person reads
 
 

@@ -112,7 +112,7 @@ def read_tables(folder: Path, part: ModelPart, kv: KvFormat) -> NDArray[np.float
     file = folder / part.attention.tables
     try:
         found = load_file(file)
-    except Exception as error:  # the library raises types of its own
+    except Exception as error:  # the library raises its own types
         raise BundleError(f"{file}: not readable: {error}", "export the bundle again") from error
     flat = []
     for name in needed:

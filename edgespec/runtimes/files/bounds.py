@@ -1,4 +1,4 @@
-"""What numbers of a manifest may be: every one becomes a size, a count, an offset or a time."""
+"""Bounds of numbers in a manifest: every one becomes a size, a count, an offset or a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 MOST_LAYERS, MOST_WIDTH, MOST_VOCAB, MOST_CONTEXT = 1 << 10, 1 << 20, 1 << 24, 1 << 24
-MOST_GUESSES = 64  # of a round: exported graphs have room for so many rows beyond the context
+MOST_GUESSES = 64  # of a round: exported graphs have this much room beyond the context
 
 Layer = Annotated[int, Field(ge=0, le=MOST_LAYERS)]
 Layers = Annotated[list[Layer], Field(max_length=MOST_LAYERS)]

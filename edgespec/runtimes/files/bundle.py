@@ -159,7 +159,7 @@ def read_final_norm(folder: Path, part: ModelPart) -> NDArray[np.float32] | None
 
 
 def read_confidence(folder: Path, part: ModelPart) -> NDArray[np.float32] | None:  # [1 + hidden + vocab]
-    """Read what a drafter's confidence is made of (``DecoderPart``); None = it has none.
+    """Read the weights of a drafter's confidence head (``DecoderPart``); None = it has none.
 
     Raises:
         BundleError: not as many numbers as the drafter is wide and the vocabulary long.

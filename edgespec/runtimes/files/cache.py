@@ -1,6 +1,6 @@
 """The user's cache: weights converted for other operators, and what was measured or tried once; kept below a limit.
 
-Whatever is removed is made again when it is needed.  Beyond the limit the converted weights go, those whose bundle is
+Removed entries are recreated when needed.  Beyond the limit the converted weights go, those whose bundle is
 gone first, then those that were used longest ago; the rest is small, but for prompts, which have a limit of their own
 (``prompts``).
 """
@@ -56,8 +56,8 @@ class Entry:
     path: Path  # a file or a folder
     bytes: int  # of it
     used: float  # when it was last written or, of weights and prompts, used; seconds since 1970
-    source: str | None = None  # the weights that converted ones were made of, or that read prompts; None = not known
-    gone: bool = False  # those are not there any more, or have changed: nobody can use what was made of them
+    source: str | None = None  # the source weights of a conversion, or of prompts; None = unknown
+    gone: bool = False  # these are missing or have changed, so the entry is useless
     tokens: int = 0  # whose keys and values are kept; 0 where there are none
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def entries() -> Iterator[Entry]:
         for path in sorted(path for pattern in patterns.split() for path in folder.glob(pattern)):
             if path.name.startswith(".") or path.is_dir() != (kind in (WEIGHTS, PROMPTS)):
                 continue
-            with suppress(OSError):  # somebody has just removed it
+            with suppress(OSError):  # another process has just removed it
                 files = list(path.iterdir()) if path.is_dir() else [path]
                 found = [file.stat() for file in files]
                 used = max([path.stat().st_mtime, *(one.st_mtime for one in found if kind == PROMPTS)])
@@ -93,7 +93,7 @@ def stop_of(name: str) -> int:
 
 
 def describe(folder: Path, weights: Path, facts: dict[str, Any], name: str) -> None:
-    """Write down in the conversion in ``folder`` what it was made of, sealed; ``name``: of its folder in the cache.
+    """Seal a record of the sources in the conversion in ``folder``; ``name``: of its folder in the cache.
 
     Raises:
         OSError: it cannot be written.
@@ -104,7 +104,7 @@ def describe(folder: Path, weights: Path, facts: dict[str, Any], name: str) -> N
 
 
 def is_gone(folder: Path) -> bool:
-    """Whether the file that a conversion was made of is not there any more, or was written anew."""
+    """Whether the source file of a conversion is missing or newer."""
     return _source(folder)[1]
 
 
@@ -137,7 +137,7 @@ def keep_within(keep: Path | None = None) -> list[Entry]:
     """Remove conversions until the cache is below its limit -> those.
 
     Args:
-        keep: a conversion that stays even if it is larger by itself.
+        keep: a conversion that stays even if it exceeds the limit.
     """
     limit, found = size_limit(), [entry for entry in entries() if entry.kind != PROMPTS]
     left, gone = sum(entry.bytes for entry in found), []
@@ -167,7 +167,7 @@ def remove(entry: Entry) -> bool:
 
 
 def _source(path: Path) -> tuple[str | None, bool]:
-    """Return the weights that the conversion at ``path`` was made of, and whether they are gone."""
+    """Return the source weights of the conversion at ``path``, and whether they are gone."""
     try:
         known = parse_json(read_regular(path / ORIGIN, MOST_BYTES))
         weights = Path(known["weights"])

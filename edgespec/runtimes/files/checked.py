@@ -1,4 +1,4 @@
-"""What runs, and whether it was compared with its SHA-256: digests of files, remembered while the files do not change.
+"""Files that run, and their comparison with SHA-256: digests are remembered while the files do not change.
 
 A digest is taken again when device, inode, size or time of change of its file are others than they were then.  Times of
 change (``st_ctime``) are set by the kernel alone, so a file of the same size and the same time of modification is seen.
@@ -10,7 +10,7 @@ They are trusted only
   clock leave one time (the same holds for git's index);
 * after its dirty pages were written back, because a page that is dirty already is written without a new time.
 
-What is remembered lies in the user's cache, a sealed record for each folder (``sealed``).
+Digests are stored in the user's cache, one sealed record per folder (``sealed``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.json_file import open_regular
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 
-QUIET = 1.0  # seconds before its digest was taken in which a file must not have changed
+QUIET = 1.0  # seconds before the digest without a change of the file
 MOST_RECORDS = 256  # of folders, that are kept
 # statfs(2): ext2 to ext4, xfs, btrfs, f2fs, overlayfs
 _KEEPS_TIMES = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x794C7630})
@@ -37,7 +37,7 @@ _PIECE = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """What tells a file's contents from others without reading them."""
+    """Identify a file's contents without reading them."""
 
     device: int
     inode: int
@@ -55,7 +55,7 @@ _POSIX = os.name == "posix"  # elsewhere st_ctime is when a file was made
 
 
 class Taken(NamedTuple):
-    """A digest, what the file was then, and whether that may be relied on later."""
+    """A digest, the file's state then, and whether it may be relied on later."""
 
     sha256: str
     stamp: Stamp
@@ -66,7 +66,7 @@ def take_digest(path: Path) -> Taken:
     """Read a file for its SHA-256.
 
     Raises:
-        BundleError: it cannot be read, or was changed meanwhile.
+        BundleError: it cannot be read, or was changed during the read.
     """
     digest, buffer = hashlib.sha256(), bytearray(_PIECE)
     try:
@@ -80,12 +80,12 @@ def take_digest(path: Path) -> Taken:
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror or error}", "copy it again") from error
     if after != before:
-        raise BundleError(f"{path}: was changed while it was read", "try again when nobody writes there")
+        raise BundleError(f"{path}: was changed while it was read", "try again when no program writes there")
     return Taken(digest.hexdigest(), before, lasting and before.changed < now - int(QUIET * 1e9))
 
 
 def _keeps_times(handle: int) -> bool:
-    """Whether the kernel keeps the time of change of this file, so that nobody else can set it."""
+    """Whether the kernel keeps the time of change of this file, so that no other program can set it."""
     if sys.platform != "linux":
         return False
     found = (ctypes.c_long * 64)()
@@ -104,7 +104,7 @@ class Checked:
     """The files that an opened bundle runs, each with its digest.
 
     Args:
-        wanted: whether files are to be compared; False = nothing is, and ``unproven`` says so.
+        wanted: whether files are to be compared; False = none are, and ``unproven`` reports it.
 
     Attributes:
         read: files whose digests were taken here, not remembered.
@@ -139,17 +139,17 @@ class Checked:
             self._reasons.append(reason)
 
     def forget(self, path: Path) -> None:
-        """Nothing that lies there runs any more."""
+        """Forget the files of a path that are no longer used."""
         self._files = {file: taken for file, taken in self._files.items() if path not in (file, *file.parents)}
         self._records.pop(path, None)
 
     def save(self) -> None:
-        """Remember what was taken, for the next load; without a cache it is taken again then."""
+        """Remember digests for the next load; without a cache they are computed again."""
         for record in self._records.values():
             record.save()
 
     def unproven(self) -> list[str]:
-        """Why nothing is certain of what runs, a sentence each; empty = all was checked, and has not changed since."""
+        """Reasons why files are unproven, a sentence each; empty = all were checked and are unchanged."""
         for path, taken in self._files.items():
             try:
                 same = Stamp.of(path.stat()) == taken.stamp
@@ -160,10 +160,10 @@ class Checked:
         return list(self._reasons)
 
     def retake(self) -> tuple[int, int]:
-        """Take the digests of all that runs again, whatever is remembered -> files, bytes.
+        """Compute the digests of all files that run again -> files, bytes.
 
         Raises:
-            BundleError: a file is not what it was when it was checked.
+            BundleError: a file has changed since it was checked.
         """
         for path, known in self._files.items():
             found = take_digest(path)
@@ -184,7 +184,7 @@ class Checked:
 
 
 class _Record:
-    """What is remembered of the files of a folder."""
+    """Remembered digests of the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         name = os.path.realpath(folder)
@@ -199,10 +199,10 @@ class _Record:
                 for name, (sha, *stamp) in found["files"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            pass  # none, damaged or somebody else's
+            pass  # missing, damaged or another user's
 
     def find(self, path: Path) -> Taken | None:
-        """Return what is remembered of the file at ``path``; None = nothing, or the file has changed since."""
+        """Return the remembered digest of the file at ``path``; None = none, or the file has changed since."""
         known = self._known.get(path.name)
         with suppress(OSError):
             if known is not None:

@@ -1,4 +1,4 @@
-"""What a manifest says of a model whose tokens are codes: of a picture or of sound, and the graph that decodes them."""
+"""Manifest entries of a model whose tokens are codes of a picture or of sound, and the graph that decodes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SIDE = 256  # codes of a line or a column
 class CaptionPart(Part):
     """A caption is read by the model's tower and its projector, up to ``most`` tokens.
 
-    ``nothing``: a file of what is projected instead in guidance's other half, float32 [most, width]: its last rows.
+    ``nothing``: a file of the input of guidance's other half, float32 [most, width]: its last rows.
     """
 
     most: int = Field(ge=1, le=1 << 12)
@@ -25,11 +25,11 @@ class CaptionPart(Part):
 
 
 class ImageCodes(Part):
-    """A picture is ``rows`` lines of ``columns`` codes, one behind the other.
+    """A picture is ``rows`` lines of ``columns`` codes, in sequence.
 
-    A prompt stands between ``begin`` and ``end``, and the codes follow; ``null``: the prompt of guidance's other half,
+    A prompt is between ``begin`` and ``end``, followed by the codes; ``null``: the prompt of guidance's other half,
     without those; ``guidance``: the scale of a request that says nothing; ``codebook``: the codes' vectors, float32.
-    ``template``: the prompt is written where it has {}.  ``pad``: what stands in guidance's other half for each token
+    ``template``: the prompt replaces {}.  ``pad``: the replacement in guidance's other half for each token
     of the prompt but BOS and ``end``.
     """
 
@@ -46,10 +46,10 @@ class ImageCodes(Part):
 
 
 class SoundCodes(Part):
-    """Sound of ``rate`` samples a second, by frames of ``places`` codes: each place has its own, one place's behind the
-    other's.
+    """Sound of ``rate`` samples per second, by frames of ``places`` codes.  Each place has its own codes, in the
+    order of places.
 
-    A prompt is a voice and what it says, between ``begin`` and ``end``; codes follow until ``stop``.  ``voices``: known
+    A prompt is a voice and its text, between ``begin`` and ``end``; codes follow until ``stop``.  ``voices``: known
     ones, the usual one first.  ``noise``: random numbers that the graph takes for a frame.
     """
 
@@ -63,7 +63,7 @@ class SoundCodes(Part):
 
 
 class CodesPart(Part):
-    """Tokens ``first`` to ``first + size - 1`` are codes; ``graph``: the stock graph that makes of them what they say.
+    """Tokens ``first`` to ``first + size - 1`` are codes; ``graph``: the stock graph that decodes them.
 
     Its weights are inside; it is given int64 and gives one float32 output.  ``working``: bytes of the largest array of
     a decode.
@@ -86,5 +86,5 @@ class CodesPart(Part):
 
     @property
     def kind(self) -> Literal["image", "sound"]:
-        """What codes become."""
+        """Return the kind of output."""
         return "image" if self.image is not None else "sound"

@@ -1,4 +1,4 @@
-"""What decoding and planning need to know of a model: its sizes."""
+"""Facts of a model for decoding and planning: its sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExpertFacts(Part):
     always: int = Field(default=0, ge=0, le=MOST_WIDTH)
 
     def distinct(self, rows: float) -> float:
-        """How many of them a pass over so many rows reads, if rows choose independently and all are as likely."""
+        """Estimate the number of experts that a pass over n rows reads, if rows choose independently and uniformly."""
         others = self.count - self.always
         share = min((self.chosen - self.always) / others, 1.0) if others > 0 else 1.0
         return float(self.always + others * (1 - (1 - share) ** rows))
@@ -46,7 +46,7 @@ class DeltaHeads(Part):
 
     @property
     def kind(self) -> str:
-        """What they are, for people."""
+        """Human-readable kind."""
         return "state spaces" if self.space else "gated delta rules"
 
     @property
@@ -56,7 +56,7 @@ class DeltaHeads(Part):
 
 
 class ModelFacts(Part):
-    """What decoding and planning need to know of a model; sizes in elements."""
+    """Facts of a model for decoding and planning; sizes in elements."""
 
     architecture: str
     layers: Layer = Field(gt=0)
@@ -66,13 +66,13 @@ class ModelFacts(Part):
     kv_heads: Width
     head_dim: Width
     vocab: Vocab
-    context: Context = Field(description="most tokens of one sequence")
+    context: Context = Field(description="maximum tokens of one sequence")
     rope: Rotary = Field(default_factory=dict)
     tied: bool = False
     parameters: Count = 0
     convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
     taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
-    delta: DeltaHeads | None = Field(default=None, description="gated delta rules behind those convolutions")
+    delta: DeltaHeads | None = Field(default=None, description="gated delta rules after those convolutions")
     head_dims: list[Width] = Field(default_factory=list, description="of layers with keys and values, if they differ")
     shared: int = Field(default=0, ge=0, description="last layers, which read keys and values of earlier ones")
     layer_embedding: int = Field(default=0, ge=0, le=MOST_WIDTH, description="width of an embedding of a layer's own")

@@ -17,7 +17,7 @@ GgmlKind = Literal[
 HalfKind = Literal["f16", "bf16"]
 Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"] | GgmlKind | HalfKind
 Family = Literal["blocks", "channels", "floats"]
-BLOCK, TILE = 32, 16  # weights of a row that lie together, and of MatMulNBits; rows that lie together
+BLOCK, TILE = 32, 16  # weights of a row per block, and of MatMulNBits; rows per tile
 MOST_HEAD_DIM, MOST_TAPS = 512, 16  # of a head; tokens that a short convolution sees
 
 
@@ -168,7 +168,7 @@ def acts_of(kind: Kind) -> Kind:
 
 
 def listed(names: Iterable[str], word: str = "or") -> str:
-    """Join names in words: "int4, int4-64 or int8"."""
+    """Join names: "int4, int4-64 or int8"."""
     *most, last = names
     return f"{', '.join(most)} {word} {last}" if most else last
 
@@ -179,7 +179,7 @@ KeyFormat = Literal["f32", "f16", "int8", "int4", "nomad1", "nomad2"]
 ValueFormat = Literal["f32", "f16", "int8"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
-KV_BLOCK = 128  # tokens that lie together
+KV_BLOCK = 128  # tokens per block
 SINK_ROWS = 16  # the first tokens, whose keys may be kept exactly
 STATE_ROWS = 144  # tokens whose part in a convolution is kept: a pass, and what its first row looks back at
 HELD_BYTES = 64  # at the end of a delta rule's states: how many tokens they hold

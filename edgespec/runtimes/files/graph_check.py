@@ -1,7 +1,7 @@
-"""Graphs of strangers, looked at before ONNX Runtime opens them.
+"""Check untrusted graphs before ONNX Runtime opens them.
 
 The file is read field by field (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto); numbers are never copied.
-What a graph may hold: operators that are known and end by themselves, tensors whose bytes are there, external ones
+Allowed: known operators that always end, tensors with all their bytes, external ones
 inside the bundle's own files.  A graph of native operators is one node over constant weights.
 """
 
@@ -18,8 +18,8 @@ from edgespec.runtimes.files.manifest import Operators
 
 MOST_BYTES, MOST_NODES, MOST_DEPTH, MOST_ELEMENTS = 1 << 31, 1 << 17, 4, 1 << 40
 _MADE = 1 << 28  # most elements that a constant may ask an operator to make
-FIXED = ("plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in")  # what the native node is given
-BESIDE = ("memory", "sources", "inserted", "axes")  # and that of decoders behind encoders, of texts or of images
+FIXED = ("plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in")  # inputs of the native node
+BESIDE = ("memory", "sources", "inserted", "axes")  # and that of decoders with encoders, of texts or of images
 RESULTS = ("logits", "ids", "values", "hidden")
 FLOAT, UINT8, INT8, INT32, INT64 = 1, 2, 3, 6, 7
 _BITS = {FLOAT: 32, UINT8: 8, INT8: 8, 4: 16, 5: 16, INT32: 32, INT64: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16,
@@ -44,10 +44,10 @@ Value = int | memoryview
 
 
 def check_graph(path: Path, operators: Operators) -> None:
-    """Refuse the graph at ``path``, beside its weights, if it is not what a bundle may hold, of these operators.
+    """Reject the graph at ``path``, with its weights, if a bundle may not hold it, for these operators.
 
     Raises:
-        BundleError: what is wrong with it.
+        BundleError: the fault.
     """
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -91,7 +91,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Read the number at a place -> it, and the place behind it."""
+    """Read the number at a place -> it, and the place after it."""
     value = 0
     for shift, byte in zip(range(0, 70, 7), data[at : at + 10], strict=False):
         value |= (byte & 127) << shift
@@ -180,9 +180,9 @@ def read_tensor(folder: Path, data: memoryview) -> Tensor:
 def _check_external(folder: Path, name: str, nbytes: int, at: dict[str, str]) -> None:
     location, numbers = at.get("location", ""), [at.get("offset", "0"), at.get("length", str(nbytes))]
     if not location or Path(location).name != location or location in (".", ".."):
-        raise ValueError(f"tensor {name!r} lies in {location[:60]!r}, which is no file beside the graph")
+        raise ValueError(f"tensor {name!r} is in {location[:60]!r}, which is not a file in the graph's folder")
     if not all(number.isascii() and number.isdigit() and len(number) < 20 for number in numbers):
-        raise ValueError(f"tensor {name!r} lies at {numbers}")
+        raise ValueError(f"tensor {name!r} is at {numbers}")
     offset, length = map(int, numbers)
     size = (folder / location).stat().st_size
     if length != nbytes or offset + length > size:
@@ -245,7 +245,7 @@ def _check_native(folder: Path, graph: _Message) -> None:
     names = {one.name for one in weights}
     given = node.texts(1)
     if tuple(given[: len(fixed)]) != fixed or not names.isdisjoint(fixed) or len(names) != len(weights):
-        raise ValueError("the node's first inputs must be the graph's, and weights have names of their own")
+        raise ValueError("the node's first inputs must be the graph's, and weights need distinct names")
     if lost := [name for name in given[len(fixed) :] if name not in names]:
         raise ValueError(f"{lost[0][:60]!r} is not a constant weight")
     if odd := [one for one in weights if one.kind not in (FLOAT, UINT8, INT8)]:

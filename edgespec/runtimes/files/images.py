@@ -1,4 +1,4 @@
-"""What a manifest says of a model that reads images: how they are cut, what stands for them, and their rows."""
+"""Manifest entries of a model that reads images: how they are cut, their placeholders, and their rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Channels = tuple[float, float, float]
 
 
 class ImageWords(Part):
-    """What stands for an image in a text.
+    """Placeholders of an image in a text.
 
     A chat template writes ``placeholder``, which is replaced by text that has ``token`` once for each row; its id is
-    ``id``.  ``written``: what a prompt without a template has for an image, where that is more than the placeholder.
+    ``id``.  ``written``: the text of an image in a prompt without a template, if it is more than the placeholder.
 
-    ``begin`` and ``end`` stand around an image, ``tile`` before the rows of a tile (with ``{row}`` and ``{column}``,
-    from 1 on), ``line`` behind the last tile of a line, ``whole`` before the rows of the whole image beside tiles.
+    ``begin`` and ``end`` surround an image, ``tile`` comes before the rows of a tile (with ``{row}`` and ``{column}``,
+    from 1 on), ``line`` after the last tile of a line, ``whole`` before the rows of the whole image next to tiles.
     """
 
     placeholder: Annotated[Word, StringConstraints(min_length=1)]
@@ -37,9 +37,9 @@ class ImageWords(Part):
 
 
 class Pixels(Part):
-    """What all kinds of preprocessing have: a pixel of 0 to 255 becomes (pixel * rescale - mean) / std, by channel.
+    """Common preprocessing: a pixel of 0 to 255 becomes (pixel * rescale - mean) / std, by channel.
 
-    ``patch``: pixels of a side of what the tower's first matrix reads as one row.
+    ``patch``: side in pixels of one input row of the encoder's first matrix.
     """
 
     patch: Width
@@ -74,7 +74,7 @@ class Lfm2VlPixels(Pixels):
 
 
 class Gemma3Pixels(Pixels):
-    """Gemma 3: squares of ``size`` pixels, whatever the image's sides."""
+    """Gemma 3: squares of ``size`` pixels, for any image."""
 
     kind: Literal["gemma3"]
     size: Width
@@ -92,7 +92,7 @@ class InternVlPixels(Pixels):
 class Qwen2VlPixels(Pixels):
     """Qwen2-VL and later: native resolution of ``least`` to ``most`` pixels.
 
-    A patch stands for two equal pictures one after the other; the tower's first matrix has added up what reads either.
+    A patch represents two equal pictures in sequence; the encoder's first matrix has the sum of both halves.
     """
 
     kind: Literal["qwen2-vl"]
@@ -109,7 +109,7 @@ class MergePart(Part):
     """How squares of ``factor`` times ``factor`` rows of a tower become one row each before the projector.
 
     ``blocks``: they are put side by side (pixel shuffle, pixel unshuffle and patch mergers all do that); ``average``:
-    their mean.  ``lead``: rows in front that stand for no patch; the tower reads zeros there, and they are left out.
+    their mean.  ``lead``: leading rows without a patch; the encoder reads zeros there, and they are dropped.
     """
 
     how: Literal["blocks", "average"]
@@ -120,7 +120,7 @@ class MergePart(Part):
 class PlacesPart(Part):
     """Learnt positions of a tower, which are resampled to the grid of patches that a picture has.
 
-    ``file``: float32 [side * side, width].  A row of the tower's input is a patch and behind it its position.
+    ``file``: float32 [side * side, width].  A row of the encoder's input is a patch followed by its position.
     ``how``: bilinear, with the middles of outer cells ``inside`` the grid, widened where it shrinks (antialiased), or
     with the ``corners`` of both on each other.
     """
@@ -142,7 +142,7 @@ class WindowsPart(Part):
 
 
 class SeenVector(Part):
-    """What this bundle's plain decoding wrote about a picture of ``size`` (``runtimes.images.image.proof_picture``).
+    """Plain decoding's text about a picture of ``size`` (``runtimes.images.image.proof_picture``).
 
     ``prompt`` has the image's token for each of its rows.
     """
@@ -153,13 +153,13 @@ class SeenVector(Part):
 
 
 class ImagePart(Part):
-    """How images become rows of a decoder, which stand where its embedding has none.
+    """How images become rows of a decoder, in place of embeddings.
 
     The tower reads the patches of a piece of an image (a tile, or all of it), float32 [T, columns], the rows that it
     gives are merged, and the first projector makes rows of them that are as wide as the decoder's.
 
     ``most``: rows of the largest image.  ``positions``: ``text`` = one row after the other; ``grid`` = in three
-    dimensions (M-RoPE, arXiv 2409.12191): rows stand beside and below each other, and a text goes on after the longer
+    dimensions (M-RoPE, arXiv 2409.12191): rows form a grid, and a text continues after the longer
     side.  ``bidirectional``: rows of a piece see each other.  ``taps``: as many projectors more make rows of what these
     layers inside the tower give, which are added to the residual stream after the decoder's first layers, one each
     (DeepStack, arXiv 2406.04334).

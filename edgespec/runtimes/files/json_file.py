@@ -1,7 +1,7 @@
-"""Files of strangers, and the JSON in them, read in one way: bundles, models, adapters, heads, profiles, caches.
+"""Bounded readers for untrusted JSON files: bundles, models, adapters, heads, profiles, caches.
 
-What is too large, too deep, not finite, ambiguous or not what a schema wants is one error of the caller's kind, which
-says what was expected.
+Input that is too large, too deep, not finite, ambiguous or against the schema is one error of the caller's kind, which
+names the expectation.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def open_regular(path: Path) -> BufferedReader:
     """Open the file at ``path`` to read it; a pipe, a device or a socket is refused at once, through links too.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     file = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(None, "is no regular file")
+        raise OSError(None, "is not a regular file")
     return file
 
 
@@ -45,7 +45,7 @@ def read_regular(path: Path, most: int) -> bytes:
     """Read the file at ``path``; a pipe, a device or a socket is refused before it is read, at once, through links too.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: it cannot be opened, or is not a regular file.
         ValueError: it is larger than ``most`` bytes.
     """
     with open_regular(path) as file:
@@ -118,7 +118,7 @@ def read_json(
 def read_object(
     path: Path, kind: Kind = BundleError, hint: str | None = None, infinite: bool = False
 ) -> dict[str, Any]:
-    """Read the JSON object in the file at ``path``; arguments as for ``read_json``.
+    """Read the JSON object in the file at ``path``; arguments of ``read_json``.
 
     Raises:
         kind: see ``read_json``; or the file holds something else.

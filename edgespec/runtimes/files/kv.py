@@ -1,4 +1,4 @@
-"""How native operators keep keys and values (native/layout.h): sizes, and the numbers the operator is told."""
+"""How native operators keep keys and values (native/layout.h): sizes, and the numbers for the operator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class KvFormat:
 
     @property
     def approximations(self) -> list[str]:
-        """What differs from float32 attention, for results."""
+        """Differences from float32 attention, for results."""
         coded = self.keys not in ("f32", "f16")
         exact = f", float16 for the newest {self.window}" if self.window and coded else ""
         found = [] if self.keys == "f32" else [f"{KEYS[self.keys].title or self.keys} keys{exact}"]
@@ -79,11 +79,11 @@ ATTENTION: dict[Attention, KvFormat] = {
     "nomad": KvFormat("nomad1", "int8", window=WINDOW, sinks=SINKS),
     "nomad2": KvFormat("nomad2", "int8", window=2 * WINDOW, sinks=SINKS),
 }
-"""What ``--attention`` means.  Only the first three need nothing learnt at export."""
+"""Formats of ``--attention``.  Only the first three need no learned tables."""
 
 
 def memory_format(kv: KvFormat) -> KvFormat:
-    """How keys and values of a memory are kept, beside a cache of these formats: of four bits nothing was learnt."""
+    """Return the formats of a cross-attention cache next to a KV cache of these formats: coded keys become int8."""
     return KvFormat(kv.keys if kv.keys in ("f32", "f16") else "int8", kv.values)
 
 
@@ -96,16 +96,16 @@ def table_shape(name: KeyFormat, facts: ModelFacts) -> tuple[int, ...]:
 
 
 def state_bytes(facts: ModelFacts) -> int:
-    """Bytes of what layers without attention keep, all of them: the same for every length of text.
+    """Bytes of the states of all layers without attention: the same for every length of text.
 
-    A layer: what a convolution reads of the last tokens, [144, width] float32; of a delta rule also its states and, in
-    64 bytes of their own, how many tokens they hold.
+    A layer: a convolution's inputs of the last tokens, [144, width] float32; of a delta rule also its states and, in
+    64 bytes, the number of tokens that they hold.
     """
     return _state_bytes(facts, STATE_ROWS)
 
 
 def checkpoint_bytes(facts: ModelFacts) -> int:
-    """Bytes of a checkpoint of all states: their matrices, and what the next token's convolutions see."""
+    """Bytes of a checkpoint of all states: their matrices, and the inputs of the next token's convolutions."""
     return _state_bytes(facts, facts.taps - 1)
 
 

@@ -30,7 +30,7 @@ class OperatorChoice:
 
 
 def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice:
-    """Native operators where they are there and the bundle's weights are theirs, else stock ones.
+    """Native operators if available and if the bundle has their weights, else stock ones.
 
     Raises:
         BundleError: native operators are asked for and cannot run.
@@ -45,7 +45,7 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
     if part.origin == "optimum":
         if wanted == "native":
             raise BundleError(
-                "this model's graph was exported by optimum: it has ONNX Runtime's operators alone",
+                "this model's graph was exported by optimum: it has only ONNX Runtime's operators",
                 "native operators need an architecture that edgespec emits itself: docs/architectures.md",
             )
         return OperatorChoice("stock", "the graph was exported by optimum")
@@ -67,7 +67,7 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
 
 
 def _lacking(wanted: WantedOperators, reason: str) -> BundleError:
-    """Say why a model that native operators alone compute cannot run, and what to do."""
+    """Explain why a model for native operators only cannot run, with the remedy."""
     what = "this model needs native operators"
     if wanted == "stock":
         why = "stock ones, and devices such as webgpu, cannot run it"

@@ -71,7 +71,7 @@ class Packed:
     kind: Kind  # see ``FormatSpec``
     n: Vocab  # rows, heads not padded
     k: Vocab  # inputs
-    # each group of this many rows starts a tile of its own (attention heads); 0 = no groups
+    # each group of this many rows starts a new tile (attention heads); 0 = no groups
     head_dim: Annotated[int, Field(ge=0, le=MOST_WIDTH)] = 0
     # the matrices stacked in it, (name, rows) of each
     parts: Annotated[tuple[tuple[str, Vocab], ...], Field(max_length=1 << 12)] = ()
@@ -232,7 +232,7 @@ def _pack_blocks(
     levels: NDArray[np.uint8], scales: NDArray[Any], form: Blocks, blocks: int
 ) -> NDArray[np.uint8]:  # [r, b, size], [r, b] -> bytes; blocks: of 32
     levels = levels.reshape(len(levels), -1, BLOCK)
-    together = 2 * form.size // BLOCK  # blocks of 32 behind two scales a row
+    together = 2 * form.size // BLOCK  # blocks of 32 after two scales per row
     groups, tiles = -(-blocks // together), len(levels) // TILE
     levels = np.pad(levels, ((0, 0), (0, groups * together - levels.shape[1]), (0, 0)))
     scales = np.pad(scales.astype("<f2"), ((0, 0), (0, 2 * groups - scales.shape[1])))

@@ -1,10 +1,10 @@
 """Prompts that were read, on the disk: what passes left of their tokens, in blocks that the next process finds.
 
 A folder holds what belongs to one way of running one model, and to one owner.  Its ``root``, a seal with the user's key
-(``sealed``), names and seals everything in it: without the key nobody can tell whether a text is there, or put one in.
+(``sealed``), names and seals everything in it: without the key it is impossible to find or to add a text.
 
     HASH-STOP.keys        of the last 256 of STOP tokens
-    PARENT-STOP-HASH.end  of the tokens behind the last whole block, and the states after STOP tokens
+    PARENT-STOP-HASH.end  of the tokens after the last whole block, and the states after STOP tokens
     DIGEST.rows           of an image (``engine.images``): the rows that a tower has made, as states
 
 HASH is an HMAC-SHA256 over the tokens of its file, keyed with that of the tokens before (PARENT): texts with a common
@@ -64,7 +64,7 @@ class Prefix:
 
     length: int  # tokens
     blocks: list[Path]  # files of whole blocks, the first ones of the text
-    end: Path | None  # the file of what is behind them, and of the states; None = there is none, or none is needed
+    end: Path | None  # the file of the rest, and of the states; None = none exists or is needed
     chain: list[bytes]  # hashes after 0, 256, 512 ... tokens of the text, further than the files reach
 
     def pieces(self) -> list[tuple[Path, int, int]]:
@@ -92,7 +92,7 @@ class PromptFolder:
 
         Args:
             tokens: of the text, as many as are wanted.
-            stateful: whether reading goes on only from where states are.
+            stateful: whether reading continues only from stored states.
         """
         chain = self.chain(tokens)
         try:
@@ -150,7 +150,7 @@ class PromptFolder:
         return states
 
     def write(self, name: str, keys: Sequence[NDArray[Any]], states: Bytes) -> None:
-        """Write keys and values, and perhaps states, into the file called ``name`` (``name_of``), unless it is there.
+        """Write keys and values, and perhaps states, into the file called ``name`` (``name_of``), unless it exists.
 
         Raises:
             OSError: it cannot be written.
@@ -177,7 +177,7 @@ class PromptFolder:
         """Make the folder, which only its owner may enter, and note what it is of, for ``edgespec cache``.
 
         Raises:
-            OSError: it cannot be made, or is somebody else's.
+            OSError: it cannot be made, or belongs to another user.
         """
         self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
         self.path.mkdir(0o700, exist_ok=True)
@@ -202,7 +202,7 @@ def root_of(facts: dict[str, str], owner: str | None) -> bytes | None:
 
     Args:
         facts: all that the bytes of a slot depend on.
-        owner: whose texts; None = nobody's in particular.
+        owner: of the texts; None = shared.
     """
     text = "\0".join([f"{name} {value}" for name, value in sorted(facts.items())])
     return seal_of("prompts", f"{text}\0\0{'' if owner is None else f'of {owner}'}".encode())
@@ -217,7 +217,7 @@ def touch(paths: Iterable[Path]) -> None:
 
 
 def trim(limit: int, room: int = 0) -> None:
-    """Remove what was used longest ago, until ``room`` bytes more are within ``limit``, and what nobody will finish."""
+    """Remove the least recently used texts, until ``room`` bytes more are within ``limit``, and abandoned parts."""
     files = sorted(_files())
     left = sum(size for _, size, _ in files) + room
     if left <= limit:

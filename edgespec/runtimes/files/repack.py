@@ -1,4 +1,4 @@
-"""The other layout of a bundle's weights, made on demand and kept in a cache of its own.
+"""The other layout of a bundle's weights, made on demand and kept in a separate cache.
 
 A bundle stores its weights once, packed for native operators or as stock ones want them.  Where the other kind runs,
 every tensor is converted by the index that the export wrote; levels and scales stay the same numbers.
@@ -39,10 +39,10 @@ _TILES = 256  # tiles converted at a time: bounds the memory
 def usable_graph(folder: Path, part: ModelPart, graph: Graph, checked: Checked | None = None) -> Path:
     """Return the path of ``graph`` with weights in the layout that its operators want, converting them if need be.
 
-    A conversion is named by the digests of what it is made of, and carries its own in a sealed record; one that is not
-    what its record says is never used, but made again.
+    A conversion is named by the digests of its inputs, and has its own in a sealed record; one that differs
+    from its record is never used, but recreated.
 
-    ``checked``, of the bundle, takes in what lies in the cache.
+    ``checked``, of the bundle, also covers the cache.
 
     Raises:
         BundleError: there is nothing to convert by, or no room for the result.
@@ -64,7 +64,7 @@ def usable_graph(folder: Path, part: ModelPart, graph: Graph, checked: Checked |
             if user_key() is None:  # this process made it, and watches it from here on
                 checked.digest(target / part.converted)
             elif not _is_sound(target / part.converted, weights, source, checked):
-                raise BundleError(f"{target}: what was converted is not what was written", "check the disk")
+                raise BundleError(f"{target}: write verification failed", "check the disk")
             keep_within(target)
         else:
             remove_stale(target)  # of one that was killed while another was faster
@@ -84,7 +84,7 @@ def usable_graph(folder: Path, part: ModelPart, graph: Graph, checked: Checked |
 
 
 def repacked_bytes(folder: Path, part: ModelPart, checked: Checked | None = None) -> int:
-    """Bytes that converted weights of this model take in the cache now."""
+    """Bytes of converted weights of this model in the cache."""
     if part.index is None or part.converted is None:
         return 0
     other: Operators = "stock" if part.layout == "native" else "native"
@@ -94,7 +94,7 @@ def repacked_bytes(folder: Path, part: ModelPart, checked: Checked | None = None
 
 @dataclass(frozen=True)
 class Source:
-    """What a conversion is made of, as digests: the weights, their index, and the graphs that lie beside it."""
+    """SHA-256 digests of the conversion inputs: weights, index, graphs."""
 
     weights: str
     index: str
@@ -104,7 +104,7 @@ class Source:
 
     @classmethod
     def of(cls, folder: Path, part: ModelPart, operators: Operators, checked: Checked) -> Source:
-        """Describe the files of ``part`` that lie in ``folder`` now."""
+        """Describe the files of ``part`` in ``folder``."""
         assert part.index is not None
         assert part.converted is not None
         graphs = sorted(graph.file for graph in part.graphs.values() if graph.operators == operators)
@@ -120,7 +120,7 @@ class Source:
 
 
 def _is_sound(made: Path, weights: Path, source: Source, checked: Checked) -> bool:
-    """Whether converted weights are those that were made of these; without a key nobody can say it."""
+    """Return whether converted weights are authentic; False without a key."""
     target = made.parent
     if not made.is_file():
         return False
@@ -134,7 +134,7 @@ def _is_sound(made: Path, weights: Path, source: Source, checked: Checked) -> bo
         return True
     if said.get("source") != [source.weights, source.index] or said.get("sha256") != checked.digest(made):
         return False
-    if is_gone(target):  # another bundle of the same weights goes on with it
+    if is_gone(target):  # another bundle of the same weights keeps using it
         with suppress(OSError):
             describe(target, weights, said, target.name)
     return True

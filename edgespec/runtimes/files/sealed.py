@@ -1,8 +1,8 @@
-"""Records that decide what runs or what is called exact, sealed with a key of the user's own.
+"""Records that decide what runs or what is called exact, sealed with the user's key.
 
-A seal is an HMAC-SHA256 (RFC 2104) of what the record is for and of its contents.  The key lies in a file that only
+A seal is an HMAC-SHA256 (RFC 2104) of the record's purpose and its contents.  The key is in a file that only
 the user may read, ``EDGESPEC_KEY``, else ``edgespec/key`` in the user's data folder: clearing the cache leaves it.
-Whoever can read that file can seal.  Without one nothing is sealed, and no record is trusted.
+A program that can read that file can seal.  Without one nothing is sealed, and no record is trusted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def read_sealed(path: Path, purpose: str) -> dict[str, Any]:
 
     Raises:
         OSError: it is not there, or no regular file.
-        ValueError: it is no record, or its seal is not this user's.
+        ValueError: it is not a record, or its seal is not this user's.
     """
     found = parse_json(read_regular(path, MOST_BYTES))
     if not isinstance(found, dict):

@@ -1,9 +1,9 @@
-"""Session files: what passes left of a text in a slot's memory, so that another process need not compute it again.
+"""Session files: the KV cache of a text, so that another process need not compute it again.
 
 The file, little endian:
 
     64 bytes     magic "EDGESESS", version, bytes of the header (2 x uint32), SHA-256 of all that follows, and the first
-                 16 bytes of the seal of these 48 (``sealed``); zeros where what it holds cannot be vouched for
+                 16 bytes of the seal of these 48 (``sealed``); zeros if its contents are unproven
     header       JSON, UTF-8, filled up with spaces to a multiple of 64 bytes: ``SessionHeader``
     parts        bytes of the target's slot, and of the draft's, in the order and the layout of the slot itself, and
                  pixels of pictures, or float32 samples of recordings
@@ -31,11 +31,11 @@ from edgespec.runtimes.files.sealed import is_sealed, seal_of
 from edgespec.runtimes.files.staged import staged
 
 MAGIC, VERSION = b"EDGESESS", 1
-LINE = 64  # bytes: of the beginning, and what the header is filled up to
+LINE = 64  # bytes: of the beginning, and padding of the header
 _BEGIN = struct.Struct("<8sII32s")
 _PURPOSE = "session"
 _LATER = ("pictures", "recordings")  # left out where there are none: earlier versions know no such field
-_AGAIN = "delete it, and it is written anew"
+_AGAIN = "delete it, and it is written again"
 
 Arrays = list[NDArray[Any]]
 
@@ -44,14 +44,14 @@ class SavedSlot(BaseModel):
     """A slot in a session file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    origin: dict[str, str]  # what its bytes belong to, by name
+    origin: dict[str, str]  # identity of its bytes, by name
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 63)]]  # ids, [n]
-    furthest: int = Field(ge=0, le=1 << 31)  # tokens that were ever written, refused guesses among them; at least n
+    furthest: int = Field(ge=0, le=1 << 31)  # tokens that were ever written, with rejected guesses; at least n
     nbytes: int = Field(ge=0, le=1 << 40)  # of the slot
 
 
 class SessionHeader(BaseModel):
-    """What a session file says of itself.
+    """Header of a session file.
 
     ``messages``: of the conversation, if it was one; ``pictures``: height and width of those of its parts of type
     image, in order; ``recordings``: samples of those of type audio.
@@ -70,19 +70,19 @@ class SavedSession:
     """An opened session file."""
 
     file: Path  # where it is
-    header: SessionHeader  # what it says
+    header: SessionHeader
     target: NDArray[np.uint8]  # uint8 [nbytes], mapped
     draft: NDArray[np.uint8]  # the same of the draft; empty where there is none
     held: Arrays  # by the conversation: pictures, uint8 [h, w, 3] each, or recordings, float32 [n]
-    sealed: bool  # this user's edgespec computed what it holds, with a bundle that was checked
+    sealed: bool  # computed by this user's edgespec, with a checked bundle
 
 
 def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[Any]], vouched: bool = True) -> None:
     """Write a session file, whole or not at all; only its owner may read it.
 
     Args:
-        file: one that is there is replaced.
-        header: what it says.
+        file: an existing one is replaced.
+        header: its header.
         arrays: of the target's slot, of the draft's, and pictures or recordings, as many bytes as the header says.
         vouched: they were computed here, with a bundle that was checked: the file gets a seal.
 
@@ -154,7 +154,7 @@ def slot_bytes(arrays: Arrays) -> int:
 
 
 def fill(arrays: Arrays, saved: NDArray[np.uint8]) -> None:  # [nbytes]
-    """Copy what was saved into a slot's arrays, which have as many bytes."""
+    """Copy saved bytes into a slot's arrays of the same size."""
     at = 0
     for array in arrays:
         array[...] = saved[at : at + array.nbytes].view(array.dtype).reshape(array.shape)

@@ -1,6 +1,6 @@
-"""Writing a file or a folder so that it is there whole or not at all, whatever ends the process.
+"""Write a file or a folder atomically, even if the process is killed.
 
-What is written has a hidden name beside its own, ``.NAME.part-*``, and is locked; it takes its name when all of it is
+The new file has a hidden name next to its target, ``.NAME.part-*``, and is locked; it takes its name when all of it is
 on the disk.  What a killed process left is not locked any more: the next one that writes there removes it.
 """
 
@@ -22,10 +22,10 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
     """Make a temporary sibling that becomes ``target`` at the end; on any error, Ctrl-C too, nothing is left.
 
     Args:
-        target: what is to be written; one that is there is replaced.
+        target: to be written; an existing one is replaced.
         folder: it is a folder.
-        replace: a folder that is there already goes; else it stays, and what was written is dropped.
-        private: nobody else may read it.
+        replace: an existing folder is replaced; else it stays, and the new one is dropped.
+        private: readable only by its owner.
 
     Raises:
         OSError: it cannot be written.
@@ -79,8 +79,8 @@ def write_staged(target: Path, text: str) -> None:
 
 
 def remove_stale(target: Path) -> None:
-    """Remove parts of ``target`` that nobody writes any more."""
-    for dots in (".", ".."):  # a part's own part, too
+    """Remove abandoned parts of ``target``."""
+    for dots in (".", ".."):  # also a part's own part
         for part in target.parent.glob(f"{dots}{target.name}.part-*"):
             with suppress(OSError):
                 if time.time() - part.stat().st_mtime < _YOUNG:
@@ -92,9 +92,9 @@ def remove_stale(target: Path) -> None:
 
 
 def take_lock(path: Path) -> int | None:
-    """Lock a file or a folder, until the descriptor is closed or the process ends; None = there are no locks (Windows).
+    """Lock a file or a folder, until the descriptor is closed or the process ends; None = no locks (Windows).
 
-    Without them no part is anybody's for sure: stale ones stay.
+    Without locks, ownership is unknown: stale parts stay.
 
     Raises:
         BlockingIOError: another process has it.

@@ -1,4 +1,4 @@
-"""What the manifest says of the texts of an encoder-decoder: languages, what stands around them, rules of writing."""
+"""Manifest entries of the texts of an encoder-decoder: languages, surrounding tokens, generation rules."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from edgespec.runtimes.files.facts import Part
 Place = Literal["text", "from", "to"]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Words = Annotated[str, StringConstraints(max_length=1 << 12)]
-SOURCE_TOKENIZER = "source_tokenizer.json"  # of a model whose sources have a tokenizer of their own
+SOURCE_TOKENIZER = "source_tokenizer.json"  # of a model whose sources have a separate tokenizer
 
 
 class WritingRules(Part):
-    """Rules of generation_config.json that bind every text, by any method; lengths count what the text begins with.
+    """Rules of generation_config.json that bind every text, by any method; lengths count the first tokens of the text.
 
-    Of an encoder-decoder they stand in ``TextForm``, of a decoder in the manifest itself.
+    For an encoder-decoder they are in ``TextForm``, for a decoder in the manifest.
 
     ``suppressed``: tokens that never come, ``begin_suppressed``: nor as the first; ``bad_words``: sequences that never
-    come; ``no_repeat``: no so many tokens come twice (0 = off); ``least``: tokens before one may end the text, and
+    come; ``no_repeat``: no n-gram of this length comes twice (0 = off); ``least``: tokens before the text may end, and
     ``least_new``: the same without what it begins with; ``most``: where it is full, with ``forced_end`` as its last.
     The others are defaults of beam search.
     """
@@ -42,7 +42,7 @@ class WritingRules(Part):
 class TextForm(Part):
     """Texts of an encoder-decoder.
 
-    ``source``: what the encoder reads, and ``begin``: what the decoder's text begins with, tokens and the places of
+    ``source``: the encoder's input, and ``begin``: the first tokens of the output, with the places of
     the text and of the tokens of the languages from and to which it is translated; ``languages``: token of each, by
     the model's own code; ``prefixes``: words before a source, by task (T5); ``default_from`` and ``default_to``: where
     a request says nothing, or the only pair there is.
@@ -65,5 +65,5 @@ class TextForm(Part):
         return self
 
     def needs(self, which: Literal["from", "to"]) -> bool:
-        """Whether the model is told that language by a token."""
+        """Whether a token selects that language."""
         return which in self.source or which in self.begin

@@ -1,4 +1,4 @@
-"""The index of a weight file (``model.weights.json``): where each tensor lies in either layout.
+"""The index of a weight file (``model.weights.json``): where each tensor is in either layout.
 
 Every offset and size in it is checked before a byte is read or written by it.
 """

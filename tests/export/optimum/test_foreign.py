@@ -298,4 +298,4 @@ def test_a_graph_may_not_name_files_elsewhere(tmp_path: Path) -> None:
             if entry.key == "location":
                 entry.value = "../secret"
     (folder / "model.onnx").write_bytes(model.SerializeToString())
-    refused("no file beside the graph", folder, tmp_path / "bundle")
+    refused("not a file in the graph's folder", folder, tmp_path / "bundle")

@@ -44,11 +44,11 @@ def loop(model: onnx.ModelProto) -> None:
 
 COMMON: dict[str, tuple[Change, str]] = {
     "a function": (lambda m: m.functions.add(), "functions"),
-    "an absolute path": (lambda m: entry(m, "location", "/etc/passwd"), "no file beside the graph"),
-    "a path that leaves": (lambda m: entry(m, "location", "../model.data"), "no file beside the graph"),
+    "an absolute path": (lambda m: entry(m, "location", "/etc/passwd"), "not a file in the graph's folder"),
+    "a path that leaves": (lambda m: entry(m, "location", "../model.data"), "not a file in the graph's folder"),
     "a file that is not there": (lambda m: entry(m, "location", "other.data"), "No such file"),
     "an offset beyond the end": (lambda m: entry(m, "offset", str(1 << 40)), "which has"),
-    "a negative offset": (lambda m: entry(m, "offset", "-4"), "lies at"),
+    "a negative offset": (lambda m: entry(m, "offset", "-4"), "is at"),
     "another length": (lambda m: entry(m, "length", "4"), "4 at byte"),
     "a shape of terabytes": (lambda m: first(m).dims.extend([1 << 20, 1 << 20]), "tensor"),
     "a negative size": (lambda m: first(m).dims.append(-1), "shape"),
@@ -71,7 +71,7 @@ NATIVE: dict[str, tuple[Change, str]] = {
     "a second node": (node("Add", ["kv", "kv"]), "alone"),
     "a cache that is a constant": (
         lambda m: m.graph.initializer.append(helper.make_tensor("kv", TensorProto.UINT8, [1, 8], [0] * 8)),
-        "names of their own",
+        "need distinct names",
     ),
     "weights of four bits": (
         lambda m: m.graph.initializer.append(helper.make_tensor("four", TensorProto.UINT4, [8], [0] * 8)),
