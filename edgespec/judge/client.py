@@ -203,7 +203,7 @@ class Server:
 def side_by_side(work: Callable[[T], S], items: Sequence[T], lanes: int) -> list[S]:
     """Do some work for each item, ``lanes`` at a time -> what comes of it, in the order of the items.
 
-    An exception of one ends it all, and so does a signal: nobody waits for requests that are under way.
+    An exception of one ends it all, and so does a signal: pending requests are abandoned.
     """
     left: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, S] | BaseException] = queue.SimpleQueue()
