@@ -7,6 +7,7 @@ is named at export, too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -311,13 +312,30 @@ def left_out(folder: Path, config: Mapping[str, Any], codec: TextCodec, sequence
     if type(codec.tokenizer.model).__name__ == "BPE":  # transformers cleans up nothing there, either
         tokenizer.pop("clean_up_tokenization_spaces", None)
     settings = quantization(folder, config, {}) or {}
+    prefix = tokenizer.get("add_prefix_space")
     files = {CONFIG: read_if_sound(folder / CONFIG) | {**config}, GENERATION: generation, TOKENIZER: tokenizer,
              QUANTIZATION: settings}  # fmt: skip
     words = [words for file, given in files.items() for words in unread(file, given)]
+    if isinstance(prefix, bool) and prefix != adds_space(codec):
+        words.append(f"{TOKENIZER}: not read: add_prefix_space (tokenizer.json decides, and says {not prefix})")
     (_, named), (_, ends) = begin_and_ends(folder, config, None), begin_and_ends(folder, config, codec)
     if named and (added := [codec.tokenizer.id_to_token(number) for number in ends if number not in named]):
         words.append(f"a text ends at {added[0]}, too: {TOKENIZER} names it as eos_token, and {GENERATION} does not")
     return words
+
+
+def adds_space(codec: TextCodec) -> bool:
+    """Tell whether a tokenizer puts a space before a text."""
+    described = json.loads(codec.tokenizer.to_str())
+    waiting = [described["normalizer"], described["pre_tokenizer"]]
+    while waiting:
+        part = waiting.pop() or {}
+        if part.get("add_prefix_space") or part.get("type") == "Prepend":
+            return True
+        if part.get("type") == "Metaspace" and part.get("prepend_scheme", "always") != "never":
+            return True
+        waiting += [*part.get("normalizers", ()), *part.get("pretokenizers", ())]
+    return False
 
 
 def unread(file: str, given: Mapping[str, Any]) -> Iterator[str]:

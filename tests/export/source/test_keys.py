@@ -15,6 +15,7 @@ from typing import Any
 
 import gguf
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from edgespec.export import architectures
 from edgespec.export.architectures import ARCHITECTURES, TEXT_HALVES, rope
@@ -177,6 +178,32 @@ def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     (tmp_path / GENERATION).write_text(json.dumps({"max_length": 512, "num_beams": 4}), "utf-8")
     assert left_out(tmp_path, {}, codec, sequence=True) == []
     assert [word.split(":")[0] for word in left_out(tmp_path, {}, codec, sequence=False)] == [GENERATION, GENERATION]
+
+
+@pytest.mark.parametrize(
+    "pipeline, adds",
+    [({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)}, True),
+     ({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False)}, False),
+     ({"pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(True)])}, True),
+     ({"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first")}, True),
+     ({"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="never")}, False),
+     ({"normalizer": normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_")])}, True),
+     ({"normalizer": normalizers.NFC()}, False)],
+)  # fmt: skip
+def test_a_space_before_a_text_that_tokenizer_json_does_not_add(
+    tmp_path: Path, pipeline: dict[str, Any], adds: bool
+) -> None:
+    """transformers changes some tokenizers by this key, and here tokenizer.json alone decides."""
+    made = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    for name, part in pipeline.items():
+        setattr(made, name, part)
+    made.save(str(tmp_path / "tokenizer.json"))
+    for value, named in ((adds, False), (not adds, True), (None, False)):
+        (tmp_path / TOKENIZER).write_text(json.dumps({"add_prefix_space": value}), "utf-8")
+        found = left_out(tmp_path, {}, TextCodec(tmp_path), sequence=False)
+        assert [word for word in found if "add_prefix_space" in word] == [
+            f"{TOKENIZER}: not read: add_prefix_space (tokenizer.json decides, and says {adds})"
+        ] * named
 
 
 def test_an_export_names_them(tmp_path: Path) -> None:
