@@ -36,17 +36,17 @@ class BatchSessions:
     def __init__(self, engine: LoadedBundle, width: int) -> None:
         self.batch = NativeBatch(engine.model, width, context=engine.context)
         self.pool: SessionPool = SessionPool(lambda: engine.new_session(self._free()), width, width, together=True)
-        self._pools = engine.places.pools  # what lies in a batch counts as all else does
+        self._pools = engine.places.pools  # memory of a batch counts like any other
         self._pools.append(self.pool)
 
     def close(self) -> None:
-        """Free them and what they lie on."""
+        """Free them and their memory."""
         self._pools.remove(self.pool)
         self.pool.close()
         self.batch.close()
 
     def _free(self) -> Slot:
-        """Return a slot that is no session's; the caller has the pool's lock."""
+        """Return a slot without a session; the caller has the pool's lock."""
         taken = [session.target for session in self.pool.sessions]
         return next(slot for slot in self.batch.slots if slot not in taken)
 
@@ -73,7 +73,7 @@ class Batches:
     ) -> list[Result]:
         """Complete prompts, as many at a time as were asked for or fit the memory; see ``Engine.generate_batch``.
 
-        ``settings``: of each prompt; they differ in their seeds alone.
+        ``settings``: of each prompt; only their seeds differ.
         """
         engine = engine.usable
         if not prompts:
@@ -163,7 +163,7 @@ class RunningBatch:
         """Begin a request, for which there is room; its first tokens come with the next round.
 
         ``owner``: whose it is; what was computed of the texts of others is not taken up.  Raises as ``Engine.stream``,
-        and a ``BudgetError`` where it does not fit the memory beside the others.
+        and a ``BudgetError`` where it does not fit the memory with the others.
         """
         pool = self._sessions.pool if self._sessions else None
         if self._engine.encoding is not None and not isinstance(prompt, Source):
@@ -211,7 +211,7 @@ class RunningBatch:
             return answers + list(_joint(decoding, self._sessions.batch))
 
     def close(self) -> None:
-        """End all requests where they stand."""
+        """End all requests at once."""
         for stream in self.streams:
             stream.close()
         self.streams.clear()

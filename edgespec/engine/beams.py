@@ -1,4 +1,4 @@
-"""Beam search over a bundle: all texts that go on are rows of one pass, over one memory or one prompt."""
+"""Beam search over a bundle: all live texts are rows of one pass, over one memory or one prompt."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ NAME = "beams"
 def search_beams(
     engine: LoadedBundle, prompt: Sequence[int] | Source, settings: Settings, cancel: threading.Event | None = None
 ) -> Result:
-    """Search the likeliest text; ``cancel`` ends the search after the pass at hand, with the best one so far.
+    """Search the likeliest text; ``cancel`` ends the search after the current pass, with the best one so far.
 
     Raises:
-        BudgetError: so many texts do not fit the memory.
+        BudgetError: this many texts do not fit in memory.
         InvalidRequest: stock operators, sampling, a grammar, or a prompt that cannot be.
     """
     assert settings.beams is not None
@@ -84,7 +84,7 @@ def _run(
     stats: Stats,
     cancel: threading.Event | None,
 ) -> None:
-    """Read the prompt once, and go on until the search is over."""
+    """Read the prompt once, and search to the end."""
     start = perf_counter()
     slots = list(batch.slots)
     with engine.lock:
@@ -116,7 +116,7 @@ def _run(
 
 
 def _reordered(slots: list[BatchSlot], parents: Sequence[int]) -> list[BatchSlot]:
-    """Give each text that goes on the slot of the one that it continues, or a copy of it; others stay behind them.
+    """Give each live text the slot of the one that it continues, or a copy of it; others stay after them.
 
     The first to continue a text takes its slot.  Whole blocks of a copy are the same memory.
     """

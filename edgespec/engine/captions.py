@@ -1,4 +1,4 @@
-"""Captions of pictures: an encoder of texts and a projector make the rows that a model draws behind."""
+"""Captions of pictures: a text encoder and a projector compute the rows before the codes of a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgespec.runtimes.text.codec import TextCodec
 
 
 class Captions(Images):
-    """What reads captions, as LlamaGen does (https://github.com/FoundationVision/LlamaGen, sample_t2i.py).
+    """Reader of captions, as in LlamaGen (https://github.com/FoundationVision/LlamaGen, sample_t2i.py).
 
     A caption's last row stands right before the first code, whatever its length: codes have the same positions.
     """
@@ -61,17 +61,17 @@ class Captions(Images):
 
     def prompt(self, codec: TextCodec, parts: Sequence[Any]) -> NoReturn:
         """Refuse images and recordings."""
-        raise InvalidRequest("this model draws by captions: it reads no images and hears no recordings")
+        raise InvalidRequest("this model draws from captions: it reads no images and no recordings")
 
     def chat(self, codec: TextCodec, messages: Sequence[Any], tools: Any = None, **how: Any) -> NoReturn:
-        """Refuse them in conversations, too."""
+        """Refuse captions in conversations as well."""
         self.prompt(codec, ())
 
 
 def reader_of(
     bundle: Bundle, threads: int | None, rows: InsertedRows, keep: bool, left: Callable[[], int | None]
 ) -> Images | None:
-    """Make what reads images, recordings or captions; None = the model reads text alone; arguments as of ``Images``."""
+    """Make the reader of images, recordings or captions; None = a text-only model; for arguments see ``Images``."""
     draws = bundle.manifest.codes and bundle.manifest.codes.image
     if bundle.manifest.target.sense is not None:
         return Images(bundle, threads, rows, keep, left)

@@ -1,4 +1,4 @@
-"""Embeddings of texts: the hidden states of their tokens behind the final norm, pooled and of length one.
+"""Embeddings of texts: the hidden states of their tokens after the final norm, pooled and of length one.
 
 Each text is read by itself, and sums go row by row in float64: its embedding has the same bits whatever else is asked,
 and in whatever chunks it is read.

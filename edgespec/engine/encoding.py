@@ -1,4 +1,4 @@
-"""What an encoder-decoder reads: sources, and the memories that decoders attend over."""
+"""Input of an encoder-decoder: sources, and the memories that decoders attend over."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from edgespec.runtimes.slots.slot import Slot
 Rows = NDArray[np.float32]
 MOST = 132  # memories in use at a time: a pass has no more rows
 KEPT = 1  # memories of earlier sources that are kept: another try need not read its source again
-TIMED = 64  # rows of the memory that stands in for one where passes are only timed
+TIMED = 64  # rows of the placeholder memory for timing
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What one request's encoder reads, and what its decoder's text begins with."""
+    """Input of one request's encoder, and the first tokens of its decoder."""
 
     content: NDArray[np.int64] | Rows  # int64 [S] token ids, or float32 [S, columns] rows of features
     begin: tuple[int, ...]  # tokens, at least one
@@ -55,10 +55,10 @@ class Encoding:
         self._bundle, self._threads = bundle, threads
         self._encoders: dict[str, Encoder] = share._encoders if share else {}
         self._memories: dict[str, Memories] = {}
-        self._rows: dict[str, tuple[bytes, Rows]] = {}  # what each encoder gave last, by digest of its source
+        self._rows: dict[str, tuple[bytes, Rows]] = {}  # the last output of each encoder, by digest of its source
 
     def check(self, source: Source) -> None:
-        """Refuse, by an ``InvalidRequest``, what no encoder of this bundle reads."""
+        """Raise ``InvalidRequest`` for input that no encoder of this bundle reads."""
         part = self._bundle.manifest.target
         wanted = part.source
         assert wanted is not None
@@ -94,7 +94,7 @@ class Encoding:
             slot.attend(found or memories.fill(self._encoded(name, source), source.digest))
 
     def _encoded(self, name: str, source: Source) -> Rows:
-        """Run the encoder of a model, or give what it has just made of the same source -> [S, width]."""
+        """Run the encoder of a model, or return its last output for the same source -> [S, width]."""
         part = self._bundle.part(name)
         if part.source is not None and part.source.shares_encoder:
             name, part = "target", self._bundle.part("target")
@@ -111,7 +111,7 @@ class Encoding:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memories, and of what encoders work with."""
+        """Bytes of memories, and of buffers of encoders."""
         held = sum(memories.nbytes for memories in self._memories.values())
         return held + sum(encoder.nbytes for encoder in self._encoders.values())
 
@@ -125,5 +125,5 @@ class Encoding:
 
 
 def begun(prompt: Sequence[int] | Source) -> list[int]:
-    """Tokens that the decoder's text begins with: of a decoder alone, the prompt."""
+    """First tokens of the decoder: for a decoder-only model, the prompt."""
     return list(prompt.begin if isinstance(prompt, Source) else prompt)

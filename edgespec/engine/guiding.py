@@ -48,7 +48,7 @@ def guided(engine: LoadedBundle, session: Session, prompt: Sequence[int], settin
     """Make the target of a guided request over the slots of its session (``sessions_for``)."""
     target, other, batch = session.target, session.other, session.batch
     if other is None:
-        raise InvalidRequest("a guided request has sessions of its own, and is no part of a batch's joint passes")
+        raise InvalidRequest("a guided request needs separate sessions and cannot join the passes of a batch")
     negative, codes = settings.negative_prompt, engine.bundle.manifest.codes
     instead = list(engine.codec.encode(negative) if isinstance(negative, str) else negative or ())
     if not instead and codes is not None and codes.image is not None:

@@ -1,4 +1,4 @@
-"""A loaded bundle that hears: recordings to features, windows to the encoder, texts through the loop."""
+"""A loaded speech model: recordings to features, windows to the encoder, texts through the loop."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def transcription(
 def windows(engine: LoadedBundle, sound: Sound) -> list[Features | list[int]]:
     """Cut a recording into prompts: what the encoder reads at once, float32 [rows, columns].
 
-    Of a decoder that hears: token ids that ask for the transcript of a window each.
+    For a decoder with an audio encoder: token ids of the prompt of each window.
 
     Raises:
-        InvalidRequest: a bundle that hears nothing, no sound.
+        InvalidRequest: not a speech model, or no sound.
     """
     if engine.bundle.manifest.target.sound is not None:
         return list(WindowedTranscription(engine.usable, pieces(sound), TranscriptionSettings(), Settings()).prompts())

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from edgespec.runtimes.text.codec import TextCodec
 
 KINDS = {"image": "an image", "audio": "a recording"}  # of parts of messages
-WORTH = 0.25  # seconds: rows that are made again in less are not written
+WORTH = 0.25  # seconds: rows that are computed faster are not written
 Rows = NDArray[np.float32]
 
 
@@ -57,7 +57,7 @@ def has_images(messages: Sequence[Any]) -> bool:
 
 
 def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image | Audio]]:
-    """Tell whether a prompt is texts and images, or recordings, one behind the other."""
+    """Whether a prompt is a list of texts and images or recordings."""
     if not isinstance(prompt, (list, tuple)) or not prompt or isinstance(prompt[0], int):
         return False
     from edgespec.runtimes.audio.audio import Audio
@@ -69,7 +69,7 @@ def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image | Audio]]:
 
 
 class Images:
-    """What reads the images, or hears the recordings, of a bundle's prompts.  Calls may come from several threads.
+    """Reader of the images or recordings of a bundle's prompts.  Calls may come from several threads.
 
     It is of the towers of the model ``name``, ``target`` or ``draft``.  ``rows``: of the target, where they are kept;
     ``keep``: whether they are written to the disk, too; ``left``: bytes of a budget that are left, if there is one.
@@ -106,7 +106,7 @@ class Images:
     # -- from parts of a prompt, and messages, to token ids ------------------------------------------------------------
 
     def prompt(self, codec: TextCodec, parts: Sequence[str | Image | Audio]) -> Placed:
-        """Encode texts and images, or recordings, one behind the other."""
+        """Encode a list of texts and images or recordings."""
         written = self.part.words.written or self.part.words.placeholder
         text = "".join(part if isinstance(part, str) else written for part in parts)
         return self._encode(codec, text, [part for part in parts if not isinstance(part, str)], True)
@@ -126,7 +126,7 @@ class Images:
         return self._encode(codec, text, [part], False, keep=False)
 
     def of(self, given: Any) -> Image | Audio:
-        """Take what a part of a message holds."""
+        """Return the content of a part of a message."""
         if self.kind == "audio":
             from edgespec.runtimes.audio.audio import Audio
 
@@ -140,7 +140,7 @@ class Images:
         return self.place(codec.encode(text, special=special), images, keep=keep)
 
     def _texts(self, images: Sequence[Any]) -> list[str]:
-        """List what stands for images, or recordings, in a text."""
+        """List the placeholders of images or recordings in a text."""
         if other := {image.kind for image in images} - {self.kind}:
             raise InvalidRequest(f"got {KINDS[other.pop()]}, and this model reads text and {self.kind} alone")
         return [image.text(self.part) for image in images]
@@ -154,7 +154,7 @@ class Images:
         long are written to the disk.
 
         Raises:
-            InvalidRequest: other places than rows, or nothing behind the last image.
+            InvalidRequest: places and rows differ in number, or nothing follows the last image.
         """
         start = time.perf_counter()
         made = [self.rows_of(image, owner, keep) for image in images]
@@ -197,7 +197,7 @@ class Images:
     # -- from images to rows -------------------------------------------------------------------------------------------
 
     def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> Inserted:
-        """Make the rows of an image or a recording, unless they are there or on the disk."""
+        """Make the rows of an image or a recording, unless memory or the disk has them."""
         digest = hashlib.sha256(f"{self._facts} {owner}".encode() + image.digest).digest()
         with self._lock:
             known = self.rows.known(digest) or self._read(digest, owner)
@@ -268,7 +268,7 @@ class Images:
 
     @cached_property
     def _origin(self) -> dict[str, str]:
-        """What rows on the disk were made by."""
+        """Origin of rows on the disk."""
         library = native_library().path
         made = "" if library is None else sha256(library)
         return {"images": self._facts, "edgespec": __version__, "library": made}
@@ -280,7 +280,7 @@ class Images:
         return self._folders[owner]
 
     def _read(self, digest: bytes, owner: str | None) -> Inserted | None:
-        """Read what was written of an image; None = nothing, or not what was written."""
+        """Read the stored rows of an image; None = none, or damaged."""
         folder = self._folder(owner)
         if folder is None:
             return None
@@ -297,7 +297,7 @@ class Images:
         if folder is None:
             return
         data = _packed(made)
-        with suppress(OSError, EdgespecError):  # no room, no rights: it is made again then
+        with suppress(OSError, EdgespecError):  # no space, no rights: it is computed again
             most = room_for(self._limit)
             if data.nbytes > most // 2:
                 return
@@ -324,7 +324,7 @@ def _packed(made: Inserted) -> NDArray[np.uint8]:  # [bytes]
 
 
 def _unpacked(digest: bytes, data: NDArray[np.uint8]) -> Inserted:  # [bytes]
-    """Read what ``_packed`` wrote; its seal was compared."""
+    """Read the output of ``_packed``; its seal was compared."""
     count, columns, blocks, gridded = data[:32].view(np.int64).tolist()
     at = 32 + 8 * blocks
     grid = data[at : at + 16 * count].view(np.int64).reshape(2, count).copy() if gridded else None

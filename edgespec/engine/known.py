@@ -1,6 +1,6 @@
-"""What an engine knows of a bundle's methods: acceptance, prices, and the speed that control starts from.
+"""An engine's data about a bundle's methods: acceptance, costs, and the speed that control starts from.
 
-A calibration of this machine comes first, then what the export measured, then what is published of the method.
+A calibration of this machine comes first, then measurements of the export, then published figures of the method.
 ``info``, method auto and the first decision of control all read it here.
 """
 
@@ -19,15 +19,15 @@ from edgespec.planning.profiles import Profile, Trial, export_busy
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 
 LONGEST = 8  # guesses that a speed is predicted for
-_PUBLISHED = 4.0  # guesses that a published acceptance counts as beside the export's
-_TRIED = 4 * WEIGHT_ENGINE  # most guesses of a calibration that count
+_PUBLISHED = 4.0  # weight of a published acceptance, in guesses, against the export's
+_TRIED = 4 * WEIGHT_ENGINE  # the maximum number of guesses that count from a calibration
 
-Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
+Times = dict[str, dict[int, float]]  # measured on this machine: milliseconds by rows, by kind of pass
 
 
 @dataclass
 class Experience:
-    """Keeps what an engine's requests have shown, by method and options; all its sessions share it."""
+    """Keeps measurements of an engine's requests, by method and options; all its sessions share it."""
 
     profile: Profile | None = None  # a calibration of this machine
     methods: dict[tuple[str, DraftOptions], Learned] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Experience:
         self.times: Times = known_times(self.profile)  # measured ones join those of the calibration
 
     def of(self, method: str, options: DraftOptions) -> Learned:
-        """Return what is known of a method; at first that is what a calibration tried."""
+        """Return the data about a method; at first those of a calibration."""
         key = method, replace(options, proposers=())
         if key not in self.methods:
             self.methods[key] = learned = Learned()

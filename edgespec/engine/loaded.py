@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class LoadedBundle:
-    """What all requests to a bundle share.  Requests may come from several threads.
+    """The state that all requests to a bundle share.  Requests may come from several threads.
 
     ``graph``: which graph of the target; None = the one that can run every method.  ``share``: whose model to use.
     """
@@ -69,13 +69,13 @@ class LoadedBundle:
         self.options = options = options or LoadOptions()
         self.bundle = bundle = replace(bundle, manifest=options.seen(complete(bundle.manifest)))
         manifest, target = bundle.manifest, bundle.manifest.target
-        self.run = run = options.resolve(manifest)  # what the options came to
+        self.run = run = options.resolve(manifest)  # the resolved options
         if options.precision == "high":
             self.bundle = bundle = replace(bundle, manifest=complete(manifest.at_high_precision()))
             manifest, target = bundle.manifest, bundle.manifest.target
         on_cpu = run.device == "cpu"
         self.operators: OperatorChoice = choose_operators(options.operators if on_cpu else "stock", target)
-        # how keys and values are kept, and what self-drafts read
+        # formats of keys and values, and of the keys of self-drafts
         self.attention: AttentionChoice = choose_attention(
             target, run.operators, options.attention, options.draft_attention
         )
@@ -104,7 +104,7 @@ class LoadedBundle:
         self._process = os.getpid()
         self._drafts: dict[str, Model] = {}
         weights = "the high 4 bits of int8 weights" if target.high_alone else f"{target.format} weights"
-        # what differs from the source model whatever the method
+        # differences from the source model with every method
         self.approximations = [] if target.format == "fp32" else [weights, "8-bit activations"]
         self.approximations += manifest.provenance.get("approximations", [])
         if isinstance(model, DeviceModel):
@@ -116,7 +116,7 @@ class LoadedBundle:
         self.places = Places(self.sessions)
         self.device_lost: str | None = None  # why passes no longer run on the device; None = they do
         self._off_device: LoadedBundle | None = None
-        self.encoding: Encoding | None = None  # encoders and memories; None = a decoder alone
+        self.encoding: Encoding | None = None  # encoders and memories; None = decoder-only
         self.sources: SourceTexts | None = None  # how its texts become tokens; None = it reads features
         if target.source is not None:
             self.encoding = Encoding(bundle, run.threads, share.encoding if share else None)
@@ -130,15 +130,15 @@ class LoadedBundle:
             model.pairs = False  # the graph with gates is also the strict one
         self.experience = Experience(find_profile(manifest, options))
         self.paces = PrefillBudget(), PrefillBudget()  # how fast the target and a draft read prompts
-        # keys and values that were computed beside a source are of no use beside another one
+        # keys and values computed with one source are useless with another
         wanted = options.prompt_cache and on_cpu and self.encoding is None
         self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
-        self.images: Images | None = share.images if share else None  # None: it reads text alone, at least here
+        self.images: Images | None = share.images if share else None  # None: it reads only text, at least here
         if share is None and self.operators.kind == "native" and on_cpu:
             self.images = reader_of(bundle, run.threads, model.inserted, options.prompt_cache, self.allowance.left)
         self._shared = share is not None
 
-    # -- what this bundle is -------------------------------------------------------------------------------------------
+    # -- about this bundle ---------------------------------------------------------------------------------------------
 
     @property
     def methods(self) -> list[str]:
@@ -147,7 +147,7 @@ class LoadedBundle:
 
     @cached_property
     def defaults(self) -> Settings:
-        """What a request gets that says nothing: the model's own sampling and guidance if the bundle has them."""
+        """Default settings: the sampling and guidance that the model recommends, if the bundle has them."""
         codes = self.bundle.manifest.codes
         scale = codes.image.guidance if codes is not None and codes.image is not None else None
         return Settings(sampling=own_sampling(self.bundle.manifest.sampling), guidance_scale=scale)
@@ -165,7 +165,7 @@ class LoadedBundle:
         return self._model is None
 
     def require_open(self) -> None:
-        """Refuse, by an ``InvalidRequest``, what was closed, or loaded with threads in a process that has forked."""
+        """Raise ``InvalidRequest`` if it was closed, or loaded with threads before the process forked."""
         if self.model and self._process != os.getpid() and self.run.threads > 1:
             raise InvalidRequest(
                 f"this process was forked after loading with {self.run.threads} threads, and they did not come along",
@@ -173,9 +173,9 @@ class LoadedBundle:
             )
 
     def ends_by_itself(self, settings: Settings) -> bool:
-        """Whether a request without a length goes on to the end of its text, or of the context.
+        """Whether a request without a maximum length runs to the end of its text, or of the context.
 
-        An answer and a text that a grammar binds have an end.  A text that a model only continues need not.
+        An answer and a text under a grammar have an end.  A plain continuation may have none.
         """
         if settings.max_new_tokens is not None or settings.ignore_eos or not self.eos:
             return False
@@ -192,17 +192,15 @@ class LoadedBundle:
         return self.choose_for(Settings(method=method))
 
     def choose_for(self, settings: Settings) -> MethodChoice:
-        """Choose for whole settings: a chain's proposers, or a proposer of the caller's own.
+        """Choose for whole settings: a chain's proposers, or a custom proposer.
 
-        Refuses, by an ``InvalidRequest``, what this bundle does not have, and both a method and one's own proposer.
+        Raises ``InvalidRequest`` for a method that this bundle lacks, and for a method with a custom proposer.
         """
         if settings.drafts.branch:
             check_branch(self.bundle.manifest, settings.drafts.branch)
         if settings.proposer is not None:
             if settings.method is not None or settings.drafts.proposers:
-                raise InvalidRequest(
-                    "got a proposer of your own and a method: expected one of them", "leave out the method"
-                )
+                raise InvalidRequest("got a custom proposer and a method: expected one of them", "leave out the method")
             return own_choice(proposer_name(settings.proposer))
         stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" else ()
         elsewhere = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
@@ -221,19 +219,19 @@ class LoadedBundle:
 
     @cached_property
     def guidance(self) -> Guidance:
-        """What makes texts of this bundle follow a grammar; it reads the vocabulary once."""
+        """The compiler of grammars for this bundle; it reads the vocabulary once."""
         manifest = self.bundle.manifest
         return Guidance(self.codec, manifest.tokenizer.eos, manifest.target.facts.vocab)
 
     @cached_property
     def code_decoder(self) -> CodeDecoder:
-        """What makes a picture or sound of codes; an ``InvalidRequest``: this bundle's model writes text."""
+        """The decoder of codes to a picture or sound; an ``InvalidRequest``: this is a text model."""
         return CodeDecoder(self.bundle, self.run.threads)
 
     def forget_skip_sets(self) -> int:
         """Delete the sets of layers to skip that were found for this bundle -> how many files there were.
 
-        Running sessions go on with what they have: do it after loading.
+        Running sessions keep their sets: call it after loading.
         """
         self.sessions.clear()
         return forget_sets(self.bundle.manifest)
@@ -252,16 +250,16 @@ class LoadedBundle:
 
     @property
     def exact_rows(self) -> bool:
-        """Whether methods must write plain decoding's very text: strict mode, on graphs that were made for it.
+        """Whether methods must write exactly plain decoding's text: strict mode, on graphs made for it.
 
-        Of ONNX Runtime's operators on the CPU, and of a graph that optimum made, only the probe can say it; where it
-        does not, near-ties may differ.
+        For ONNX Runtime's operators on the CPU, and for graphs of optimum, only the probe can tell; if it fails,
+        near-ties may differ.
         """
         tried = self._stock or self.bundle.manifest.target.origin != "edgespec"
         return self.strict and (not tried or self.rows_exact())
 
     def unproven(self) -> list[str]:
-        """Why it cannot be said that what runs is this bundle, a sentence each; empty = it was checked."""
+        """Why it is unproven that this bundle runs, a sentence each; empty = it was checked."""
         library = native_library()
         if self.operators.kind == "native" and library.version not in ("", __version__):
             self.bundle.checked.note(
@@ -310,10 +308,10 @@ class LoadedBundle:
         return session
 
     def source(self, content: Sequence[int] | NDArray[np.float32], settings: Settings) -> Source:
-        """Make a source of what an encoder reads, with what the text begins with in the languages of the settings.
+        """Make a source from the encoder's input, with the first tokens of the text for the languages of the settings.
 
         Raises:
-            InvalidRequest: what no encoder of this bundle reads, or a language that the model lacks.
+            InvalidRequest: invalid input for the encoder, or a language that the model lacks.
         """
         assert self.encoding is not None
         text, begin = self.bundle.manifest.text, settings.begin
@@ -328,14 +326,14 @@ class LoadedBundle:
         return source
 
     def hold_images(self, prompt: Sequence[int] | Source) -> list[Inserted]:
-        """Keep what a prompt has of images until ``images.rows.let_go``; raises as ``reader`` and ``Images.hold``."""
+        """Keep the images of a prompt until ``images.rows.let_go``; raises as ``reader`` and ``Images.hold``."""
         if isinstance(prompt, Source) or max(prompt, default=0) < INSERTED:
             return []
         return self.reader().hold(prompt)
 
     @contextmanager
     def seeing(self, prompt: Sequence[int] | Source) -> Iterator[None]:
-        """Keep the images of a prompt meanwhile."""
+        """Keep the images of a prompt for the duration of the block."""
         images = self.hold_images(prompt)
         try:
             yield
@@ -344,17 +342,17 @@ class LoadedBundle:
                 self.reader().rows.let_go(images)
 
     def reader(self) -> Images:
-        """Return what reads images, or hears recordings; an ``InvalidRequest``: nothing does."""
+        """Return the reader of images or recordings; an ``InvalidRequest``: there is none."""
         if self.images is not None:
             return self.images
         if self.bundle.manifest.target.tower is not None:
             raise InvalidRequest(
-                "images, sound and captions are read by native operators on the CPU alone",
+                "only native operators on the CPU read images, sound and captions",
                 "use `--operators native --device cpu`",
             )
         raise InvalidRequest(
-            "this bundle's model reads text alone, and got an image or a recording",
-            "export one that reads images, as SmolVLM2, or hears, as Qwen3-ASR",
+            "this bundle's model reads only text, and got an image or a recording",
+            "export one that reads images, such as SmolVLM2, or recordings, such as Qwen3-ASR",
         )
 
     def open_slot(self, reserve: int = 256, prompt: Sequence[int] | Source | None = None) -> Slot:
@@ -365,7 +363,7 @@ class LoadedBundle:
         return slot
 
     def close(self) -> None:
-        """Free the model and all that lies on it, at once; see ``Engine.close``."""
+        """Free the model and its memory at once; see ``Engine.close``."""
         with self.lock:
             self.places.close()
             self.sessions.close()

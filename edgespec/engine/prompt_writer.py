@@ -27,7 +27,7 @@ _MOST = 256  # texts that may wait
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be written."""
+    """A pending write."""
 
     folder: PromptFolder  # where
     slot: Slot  # what holds it, or held it: a slot that went on to another text is left alone
@@ -37,7 +37,7 @@ class Wanted:
 
 
 class PromptWriter:
-    """Writes what is asked for in a thread that ends when nothing is left.
+    """Writes requested data in a thread that ends when nothing is left.
 
     It copies a block at a time under ``lock``.  ``limit``: bytes that all prompts may take on the disk; ``left``: bytes
     of memory that states which wait may take, None = any number.
@@ -115,7 +115,7 @@ class PromptWriter:
         touch(folder.path / name for name in names.values())
 
     def _copy(self, wanted: Wanted, start: int, stop: int) -> Arrays | None:
-        """Copy what the slot has of some tokens; None = it has gone on to another text."""
+        """Copy what the slot has of some tokens; None = it has moved on to another text."""
         with self._lock:
             slot = wanted.slot
             held = getattr(slot, "tokens", ())  # a closed slot has nothing
@@ -129,7 +129,7 @@ _ALL: weakref.WeakSet[PromptWriter] = weakref.WeakSet()
 
 @atexit.register
 def _finish_all() -> None:
-    """Let the end of the process wait for what is being written, but not for another Ctrl-C."""
+    """Let the end of the process wait for the current write, but not after another Ctrl-C."""
     with suppress(KeyboardInterrupt):
         for writer in list(_ALL):
             writer.finish()

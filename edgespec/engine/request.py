@@ -95,7 +95,7 @@ class Stream:
         if self._sampling.counts:
             self._sampling = replace(self._sampling, prompt=len(self._prompt))
         self._sessions, self._joint = sessions or sessions_for(engine, settings), sessions is not None
-        # what is held of a text is of use beside the same source alone
+        # the KV of a text is useful only with the same source
         self._owner = owner = owner if self._source is None else f"{owner or ''} {self._source.digest.hex()}"
         self._choice, admission, self._place = admit(engine, choice, self._prompt, settings, self._sessions, owner)
         self._room = Room(engine, self._choice, admission, self._place, settings)
@@ -129,7 +129,7 @@ class Stream:
             self._images = []
 
     def _begin(self) -> None:
-        """Take up the request where it stands, on the session that is there."""
+        """Resume the request at its current point, on the existing session."""
         settings = self._settings
         self._asked: PassRequest | PrefillRequest | None = None  # what comes next, where that is known
         self.reading, self.read_at = True, 0.0
@@ -154,7 +154,7 @@ class Stream:
                 self._policy = self._session.policy(self._choice, *how, settings.drafts)
             self._stats.setup_ms += 1000 * (time.perf_counter() - start)
         constraint = self._sampling.constraint
-        self._sure: dict[str, Drafter] = {}  # who is asked before the method, by what it is in words
+        self._sure: dict[str, Drafter] = {}  # drafters asked before the method, by their descriptions
         drafts = settings.method != AR
         if drafts and constraint is not None and settings.grammar is not None:
             self._sure["grammar"] = Forced(constraint)
@@ -189,7 +189,7 @@ class Stream:
                 found.watch(len(tokens), ends, behind)
 
         self._kept = {}
-        # nobody could say later whose keys and values those were
+        # the owner of these keys and values would be unknown
         if self._foreign or not prompts.on or self._engine.unproven() or self._settings.guided:
             return
         self._session.on_draft = begin
@@ -204,7 +204,7 @@ class Stream:
             slot.on_read = slot.on_begin = None
 
     def _leave_device(self, error: DeviceError) -> None:
-        """Go on on the CPU from the tokens that are committed; the session on the device is gone."""
+        """Continue on the CPU from the committed tokens; the session on the device is gone."""
         self._lost = error.message
         self._sessions.drop(self._session)
         if self._stats.prompt_tokens:
@@ -235,21 +235,21 @@ class Stream:
             self._reading.release()
 
     def cancel(self) -> None:
-        """End the request after the round at hand; safe from another thread."""
+        """End the request after the current round; safe from another thread."""
         self._cancel.set()
 
     def close(self) -> None:
-        """End the request now; what was written so far is in ``result``.
+        """End the request now; the text so far is in ``result``.
 
-        Where another thread reads it, it ends after the round at hand.
+        If another thread reads it, it ends after the current round.
         """
         if self._reader == threading.get_ident():
-            raise InvalidRequest("a stream cannot be closed by what it calls itself", "use cancel()")
+            raise InvalidRequest("a callback cannot close its own stream", "use cancel()")
         if self._reader:
             self._cancel.set()
         with self._reading:
             self._chunks.close()
-        self._release()  # a stream that nobody began to read
+        self._release()  # a stream that was never read
 
     @property
     def tokens(self) -> list[int]:
@@ -322,7 +322,7 @@ class Stream:
         return self._finish is not None
 
     def ask(self, width: int = 1) -> PassRequest | PrefillRequest | Round | None:
-        """Go on to the next round, or to the pass that it wants where passes are joint; read some of the prompt.
+        """Run to the next round, or to the next pass if passes are joint; read some of the prompt.
 
         ``width``: requests whose passes run together.  Returns None if the request was cancelled, a ``PrefillRequest``
         if there is more to be read.
@@ -439,21 +439,21 @@ class Stream:
             if item.logprobs is not None:
                 self._logprobs.append(item.logprobs[at])
             ended = item.finish == "eos" and at == len(item.tokens) - 1
-            pieces.append("" if ended else self._decoder.push([token]))  # EOS is no text, even where it is a word
+            pieces.append("" if ended else self._decoder.push([token]))  # EOS is not text, even if it is a word
             if self._decoder.stopped is not None:
                 self._finish = "stop"
                 break
         return Chunk("".join(pieces), item, tuple(pieces))
 
     def _reason(self) -> str:
-        """Say in one line what chose the method, and whether drafting pays."""
+        """Say in one line why the method was chosen, and whether drafting pays off."""
         parts = [] if self._policy.switches and self._policy.reason else [self._choice.reason]
         if self._stats.dropped_reason:
             parts.append(f"drafter dropped: {self._stats.dropped_reason}")
         else:
             parts.append(self._policy.reason)
         if self._lost:
-            parts.append(f"went on on the CPU: {self._lost}")
+            parts.append(f"continued on the CPU: {self._lost}")
         return "; ".join(filter(None, parts))
 
     def _details(self) -> list[str]:

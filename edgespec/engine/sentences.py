@@ -10,7 +10,7 @@ _ENDS = re.compile(r"(?<=[.!?\u2026])[\"'\u2019\u201d)\]]*\s+|(?<=[\u3002\uff01\
 
 
 def sentences(text: str) -> list[str]:
-    """Cut a text behind every sentence, without losing a character."""
+    """Split a text after every sentence, without losing a character."""
     found, begin = [], 0
     for end in _ENDS.finditer(text):
         found.append(text[begin : end.end()])

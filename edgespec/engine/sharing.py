@@ -7,7 +7,7 @@ from collections import deque
 
 
 class FairLock:
-    """A re-entrant lock that is handed over to whoever has waited longest.
+    """A re-entrant lock that the longest-waiting thread gets next.
 
     Python's own goes to whoever comes first once it is free.  A request that takes it again right after each pass would
     keep it: on a busy machine a waiting thread needs longer to wake up than a running one to come back.

@@ -1,4 +1,4 @@
-"""What a transcription gives: segments with their times, as text, subtitles (SubRip, WebVTT) or JSON."""
+"""Result of a transcription: segments with their times, as text, subtitles (SubRip, WebVTT) or JSON."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ FORMATS: tuple[TextFormat, ...] = get_args(TextFormat)
 
 @dataclass(frozen=True)
 class Segment:
-    """A sentence or so.
+    """A segment, usually one sentence.
 
     Attributes:
         start: seconds from the beginning of the recording.
-        end: likewise.
-        text: what is said, as the model writes it, mostly with a space before it.
-        tokens: with those of the times.
-        seek: frame of 10 ms where the window began that it was heard in.
-        temperature: that its window was written with.
+        end: seconds from the beginning of the recording.
+        text: the words, as the model writes them, usually with a leading space.
+        tokens: including timestamp tokens.
+        seek: first frame of 10 ms of its window.
+        temperature: the temperature of its window.
         avg_logprob: mean log-probability of the window's tokens.
-        compression_ratio: bytes of the window's text over bytes that zlib makes of them: high where it repeats itself.
-        no_speech_prob: how likely nobody speaks in the window; None = it was not asked.
+        compression_ratio: bytes of the window's text over its size in zlib: high if it repeats itself.
+        no_speech_prob: probability of a window without speech; None = not measured.
     """
 
     start: float
@@ -45,15 +45,15 @@ class Segment:
 
 @dataclass(frozen=True, repr=False)
 class Transcript:
-    """What was said in a recording; ``str`` of it is its text.
+    """The transcript of a recording; ``str`` of it is its text.
 
     Attributes:
         segments: in their order.
-        language: of what is said, as a code such as ``en``; None = the model does not tell.
-        language_probability: of that language, where it was detected; None = it was given.
+        language: of the speech, as a code such as ``en``; None = the model does not report it.
+        language_probability: of that language, if it was detected; None = it was given.
         task: transcribe, or translate into English.
         duration: seconds of the recording.
-        how: how the text was decoded: method, rounds, guesses and what they were worth.
+        how: how the text was decoded: method, rounds, guesses and their gain.
     """
 
     segments: Sequence[Segment]
@@ -65,7 +65,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All that was said."""
+        """The whole text."""
         return "".join(segment.text for segment in self.segments).strip()
 
     def __str__(self) -> str:

@@ -1,12 +1,12 @@
-"""From features of sound to a transcript: windows of 30 s, one after the other, as Whisper was made to be used.
+"""From features of sound to a transcript: windows of 30 s in order, as Whisper expects.
 
-A window is written with the text before it as a prompt; the next one begins where its last whole segment ends.  A text
-that is too unlikely or repeats itself is written again at a higher temperature; a window in which nobody speaks is left
+A window is decoded with the text before it as a prompt; the next one starts where its last whole segment ends.  A text
+that is too unlikely or repeats itself is decoded again at a higher temperature; a window without speech is left
 out.  The steps, their thresholds and their names are those of OpenAI's reference (github.com/openai/whisper,
-transcribe.py).  Two rules are faster-whisper's: where every temperature fails, the likeliest text that does not repeat
-itself is taken, and a language of which the model is not sure is looked for in later windows.  One rule is the paper's
-(arXiv 2212.04356, section 4.5): the text before a window is a prompt only where the temperature is low.  One is
-edgespec's: a window without any sound is left out, because the model makes words of it.
+transcribe.py).  Two rules are faster-whisper's: if every temperature fails, the likeliest text without repetition
+is taken, and an uncertain language is detected again in later windows.  One rule is the paper's
+(arXiv 2212.04356, section 4.5): the text before a window is a prompt only if the temperature is low.  One is
+edgespec's: a silent window is left out, because the model invents words for it.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ Features = NDArray[np.float32]
 
 
 class Listener(Protocol):
-    """A model that hears, and its text."""
+    """A speech model and its text."""
 
-    speech: SpeechPart  # what the bundle says of it
-    frames: int  # of features that it hears at once
+    speech: SpeechPart  # its entry in the manifest
+    frames: int  # frames of features per window
     vocab: int  # logits of a row
-    context: int  # most tokens of prompt and text together
-    eos: frozenset[int]  # tokens that end a text; the lowest one stands behind all words
+    context: int  # the maximum tokens of prompt and text together
+    eos: frozenset[int]  # tokens that end a text; the lowest one follows all words
 
     def hear(self, window: Features) -> None:
-        """Take in a window, float32 [frames, bins]; what is asked next is about it."""
+        """Encode a window, float32 [frames, bins]; later calls refer to it."""
 
     def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """float32 [vocab]: the logits of the token after ``tokens``."""
 
     def write(self, tokens: Sequence[int], sampling: SamplingParams, most: int) -> Iterator[Round]:
-        """Go on behind ``tokens`` with ``most`` tokens at most; rounds have log-probabilities."""
+        """Decode at most ``most`` tokens after ``tokens``; rounds have log-probabilities."""
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text, without special ones."""
@@ -62,24 +62,24 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class TranscriptionSettings:
-    """What a transcription may set.
+    """Settings of a transcription.
 
     Attributes:
         language: a code such as ``en``, or an English name; None = it is detected.
         task: transcribe, or translate into English.
         timestamps: whether the text has times; without them a segment is a window.
-        initial_prompt: text in front of the first window: names and words to expect, a style.
+        initial_prompt: text before the first window: names and words to expect, a style.
         condition_on_previous_text: whether each window gets the text before it as a prompt.
         prompt_reset_on_temperature: above this temperature, previous text is not used as a prompt: lower temperatures
             may have copied it.  The window's own text is not a prompt for the next window either.
-        temperatures: tried in turn, until a text is likely enough and does not repeat itself.
-        compression_ratio_threshold: a text that zlib makes smaller by more than this repeats itself; None = any.
-        logprob_threshold: mean log-probability of a window's tokens, below which it is written again; None = any.
-        no_speech_threshold: probability that nobody speaks, beyond which an unlikely window is left out; None = never,
-            and windows without any sound are written, too.
-        language_detection_threshold: probability below which a detected language is looked for in further windows.
-        language_detection_segments: most windows with speech that a language is looked for in; where none reaches the
-            threshold, the language that most of them have is taken.
+        temperatures: tried in order, until a text is likely enough and does not repeat itself.
+        compression_ratio_threshold: a text that zlib compresses more than this repeats itself; None = no limit.
+        logprob_threshold: mean log-probability of a window's tokens, below which it is decoded again; None = no limit.
+        no_speech_threshold: probability of no speech, above which an unlikely window is left out; None = never:
+            silent windows are decoded as well.
+        language_detection_threshold: probability below which the language is detected again in further windows.
+        language_detection_segments: the maximum number of windows with speech for detection; if none reaches the
+            threshold, the most frequent language is taken.
 
     Raises:
         InvalidRequest: an unknown task, or no temperatures.
@@ -146,19 +146,19 @@ class Written:
 
 
 class Transcription:
-    """A running transcription: iterate for segments as they come; ``transcript`` has those that came.
+    """A running transcription: iterate over it for segments; ``transcript`` has those so far.
 
     Args:
         listener: the model.
         features: float32 [frames, bins] of the whole recording.
         frames: length of the recording in frames; further features are ignored.
-        settings: what is asked for.
-        sampling: what else decides how tokens are chosen; temperature and constraint are set here.
-        on_text: called with the text of the window at hand as it grows, from its beginning; it may begin anew.
-        how: says how texts were decoded, for the transcript.
+        settings: the settings.
+        sampling: other sampling settings; temperature and constraint are set here.
+        on_text: called with the whole text of the current window as it grows; it may start again.
+        how: returns how texts were decoded, for the transcript.
 
     Raises:
-        InvalidRequest: a language or a task that the model does not know, a prompt without room for one.
+        InvalidRequest: an unknown language or task, or a prompt that the model does not take.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Transcription:
         self._before: list[int] = []  # tokens of the initial prompt and of the transcript
         if settings.initial_prompt and settings.initial_prompt.strip():
             if speech.previous is None:
-                raise InvalidRequest("this model takes no prompt: it has no token that stands before one")
+                raise InvalidRequest("this model takes no prompt: it has no token for one")
             self._before = listener.encode(" " + settings.initial_prompt.strip())
         self._initial = len(self._before)  # how many of them are of the initial prompt
         self._pieces = self._run()
@@ -198,7 +198,7 @@ class Transcription:
 
     @property
     def transcript(self) -> Transcript:
-        """What was heard so far."""
+        """The transcript so far."""
         return Transcript(
             list(self.segments),
             self.language,
@@ -245,9 +245,9 @@ class Transcription:
         return bool(self._features[seek : seek + held].max() <= max(SOUNDLESS, self._loudest - RANGE))
 
     def _detect(self, seek: int) -> tuple[str, float]:
-        """Say which language is spoken from ``seek`` on, and how likely that is among those that the model knows.
+        """Detect the language from ``seek`` on -> its code, and its probability among those of the model.
 
-        Windows in which nobody speaks say nothing of it, unless there are no others.
+        Windows without speech are ignored, unless there are no others.
         """
         settings, size = self._settings, self._listener.frames
         voiced: list[tuple[str, float]] = []
@@ -281,7 +281,7 @@ class Transcription:
         return codes[best], float(1 / np.exp(scores - scores[best]).sum())
 
     def _no_speech(self, row: NDArray[np.float32]) -> float | None:
-        """Say how likely nobody speaks, by the row right behind the token that begins a transcript."""
+        """Return the probability of no speech, from the row after the start token."""
         if self._settings.no_speech_threshold is None or self._speech.no_speech is None:
             return None
         return float(np.exp(log_softmax_at(row, self._speech.no_speech)))
@@ -362,7 +362,7 @@ class Transcription:
         return most is not None and no_speech is not None and no_speech > most
 
     def _silent(self, written: Written) -> bool:
-        """Whether nobody speaks in the window."""
+        """Whether the window has no speech."""
         least = self._settings.logprob_threshold
         return self._quiet(written.no_speech) and not (least is not None and written.avg_logprob > least)
 

@@ -1,4 +1,4 @@
-"""Transcripts by a decoder that hears (Qwen3-ASR, Voxtral): windows of a recording, one question to the model each.
+"""Transcripts by a decoder with an audio encoder (Qwen3-ASR, Voxtral): one prompt per window of a recording.
 
 A window is at most 30 s long and ends where it is quietest within its last 5 s, so that words stay whole; it is a
 segment of the transcript.  The model's own request for a transcript stands around it (``AskPart``), with the language
@@ -35,7 +35,7 @@ _WRITTEN = re.compile(r"[\u3000-\u9fff\uf900-\ufaff\uff00-\uffef]")  # scripts w
 
 
 class Cancelled(EdgespecError):
-    """Somebody ended a transcription."""
+    """A transcription was cancelled."""
 
 
 def cut(pieces: Iterable[Samples], most: int = WINDOW_SAMPLES) -> Iterator[Samples]:
@@ -101,7 +101,7 @@ class WindowedTranscription:
 
     @property
     def transcript(self) -> Transcript:
-        """What was heard so far."""
+        """The transcript so far."""
         how = how_decoded(self._results, self._settings.method, self._engine.operators.kind)
         return Transcript(list(self.segments), self.language, self._asked.task, self._samples / RATE, None, how)
 
@@ -196,9 +196,9 @@ def _language(ask: AskPart, asked: str | None) -> str | None:
 
 
 def _question(ask: AskPart, asked: TranscriptionSettings, language: str | None) -> tuple[str, str]:
-    """Write what stands before a window and behind it."""
+    """Return the text before and after a window."""
     if asked.task != "transcribe":
-        raise InvalidRequest("this model transcribes alone: it does not translate", "leave --task translate out")
+        raise InvalidRequest("this model only transcribes: it does not translate", "leave --task translate out")
     if asked.initial_prompt and "{prompt}" not in ask.text:
         raise InvalidRequest("this model takes no prompt before a transcript", "leave it out")
     named = ask.language.replace("{code}", language or "").replace("{name}", ask.languages.get(language or "", ""))

@@ -195,7 +195,7 @@ def test_what_is_refused(engine: Engine) -> None:
 
 def test_only_models_that_read_images_are_given_some(engines: Callable[..., Engine]) -> None:
     parts: Parts = [Image.of(np.zeros((4, 4), np.uint8)), "what?"]
-    with pytest.raises(InvalidRequest, match="reads text alone"):
+    with pytest.raises(InvalidRequest, match="reads only text"):
         engines("native").generate(parts)
 
 

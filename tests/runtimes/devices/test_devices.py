@@ -161,7 +161,7 @@ def test_a_device_that_fails_loses_no_token(
     assert result.finish == "length"
     assert result.device == "cpu"
     assert result.device_lost == "device webgpu failed: injected"
-    assert "went on on the CPU" in result.reason
+    assert "continued on the CPU" in result.reason
     assert not result.exact
     assert result.as_dict()["device_lost"] == result.device_lost
     assert result.stats.tokens == len(expected.tokens)

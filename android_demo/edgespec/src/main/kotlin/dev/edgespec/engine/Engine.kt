@@ -231,7 +231,7 @@ class Engine internal constructor(
     fun chooseFor(settings: Settings): MethodChoice {
         val own = settings.proposer ?: return chooseMethod(manifest, settings.method, settings.drafts)
         if (settings.method != null || settings.drafts.proposers.isNotEmpty()) {
-            throw InvalidRequest("got a proposer of your own and a method: expected one of them", "leave out the method")
+            throw InvalidRequest("got a custom proposer and a method: expected one of them", "leave out the method")
         }
         return ownChoice(own.name)
     }
