@@ -27,7 +27,7 @@ def one(url: str, fault: Any, plan: Plan | None = PLAN, prompts: int = 8) -> Jud
     """Judge once, with a fault switched on meanwhile."""
     server, plain = Server(url, fields=SPECULATIVE), Server(url, fields=PLAIN)
     with fault:
-        return judge(server, plain, CHOSEN[:prompts], Options(32, 2, 1, None, plan), lambda *_: None, PLAIN)
+        return judge(server, plain, CHOSEN[:prompts], Options(32, 2, 1, plan=plan), lambda *_: None, PLAIN)
 
 
 def main() -> None:

@@ -52,6 +52,7 @@ def _recipe(ctx: click.Context, param: click.Parameter, value: str | None) -> No
     option("--max-new-tokens", "Tokens of a greedy text.", COUNT, 48),
     option("--parallel", "Requests at once, where texts are written in parallel.", COUNT, 4),
     option("--repeats", "How often they are.", COUNT, 2),
+    option("--greedy-seconds", "Time after which no other prompt is asked.", click.FloatRange(min=0), 600.0),
     option("--seconds", "Time for sampled texts; 0 = none.", click.FloatRange(min=0), 60.0),
     option("--draws", "Sampled texts at most, at each temperature.", COUNT, 4000),
     option("--length", "Tokens of a sampled text.", COUNT, 3),
@@ -109,11 +110,12 @@ def command(url: str | None, against: str | None, plain: dict[str, Any], as_json
         lanes=options["parallel"],
     )
     asked = Options(
-        options["max_new_tokens"],
-        options["parallel"],
-        options["repeats"],
-        options["noise"],
-        plan if options["seconds"] else None,
+        tokens=options["max_new_tokens"],
+        lanes=options["parallel"],
+        repeats=options["repeats"],
+        noise=options["noise"],
+        seconds=options["greedy_seconds"],
+        plan=plan if options["seconds"] else None,
     )
     about = {"model": options["model"], "key": options["api_key"]}
     try:

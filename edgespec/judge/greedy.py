@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -83,11 +84,23 @@ class Asked:
 
 
 def ask_all(
-    servers: Sequence[Server], prompts: Sequence[str], most: int, lanes: int, repeats: int, report: Report
+    servers: Sequence[Server],
+    prompts: Sequence[str],
+    most: int,
+    lanes: int,
+    repeats: int,
+    seconds: float,
+    report: Report,
 ) -> list[Asked]:
-    """Ask for a greedy text to every prompt, each server in turn: alone, again, and in parallel."""
-    asked = [Asked(server) for server in servers]
+    """Ask for a greedy text to every prompt, each server in turn: alone, again, and in parallel.
+
+    After ``seconds`` the prompts that are left are left out.
+    """
+    asked, end = [Asked(server) for server in servers], time.monotonic() + seconds
     for number, prompt in enumerate(prompts):
+        if number and time.monotonic() > end:
+            prompts = prompts[:number]
+            break
         for one in asked:
             for times in (one.cold, one.warm):
                 answer = one.server.ask(prompt, most)[0]

@@ -40,6 +40,7 @@ class Options:
         lanes: requests at once, for the texts in parallel.
         repeats: how often they are asked for in parallel.
         noise: nats that are a near-tie; None = measured.
+        seconds: for greedy texts alone; after it, no other prompt is asked.
         plan: of the draws; None = greedy texts alone.
     """
 
@@ -47,6 +48,7 @@ class Options:
     lanes: int = 4
     repeats: int = 2
     noise: float | None = None
+    seconds: float = 600.0
     plan: Plan | None = field(default_factory=Plan)
 
 
@@ -170,8 +172,9 @@ def _judge(
         one.probe()
         report(at + 1, len(servers), "what the server takes")
     found = Judgement(server, against, switch, Noise(stated=options.noise))
-    asked = ask_all(servers, prompts, options.tokens, options.lanes, options.repeats, report)
+    asked = ask_all(servers, prompts, options.tokens, options.lanes, options.repeats, options.seconds, report)
     plain, judged = asked[0], asked[-1]
+    prompts = prompts[: len(judged.cold)]
     measure_noise(plain, prompts, found.noise, report)
 
     def add(what: str, reference: Server, expected: Sequence[Any], got: Sequence[Any]) -> None:

@@ -35,7 +35,7 @@ def url(bundles: Callable[..., Path], native: None) -> Iterator[str]:
 
 def judged(url: str, plan: Plan | None = FAST, own: bool = False) -> Judgement:
     server, plain = Server(url, fields=SPECULATIVE), Server(url, fields=PLAIN)
-    return judge(server, None if own else plain, CHOSEN, Options(24, 2, 1, None, plan), lambda *_: None, PLAIN)
+    return judge(server, None if own else plain, CHOSEN, Options(24, 2, 1, plan=plan), lambda *_: None, PLAIN)
 
 
 def test_an_honest_server_is_identical(url: str) -> None:
@@ -77,7 +77,7 @@ def test_without_log_probabilities_draws_are_compared_with_draws(url: str) -> No
 
     def run(fault: Any) -> Judgement:
         with fault:
-            return judge(quiet(SPECULATIVE), quiet(PLAIN), CHOSEN, Options(24, 2, 1, None, replace(FAST, draws=320)),
+            return judge(quiet(SPECULATIVE), quiet(PLAIN), CHOSEN, Options(24, 2, 1, plan=replace(FAST, draws=320)),
                          lambda *_: None)  # fmt: skip
 
     found = run(nullcontext())
