@@ -49,11 +49,13 @@ RECIPES = {
         "llama-server -m TARGET.gguf -md DRAFT.gguf --spec-type draft-simple --port {port}",
         "llama-server -m TARGET.gguf --port {port}",
         exact="--parallel 1; --spec-draft-n-max 1",
+        tried="0.5.0-dev (0c1e570)",
     ),
     "llama-cpp-python": Recipe(
         "python -m llama_cpp.server --model TARGET.gguf --draft_model prompt-lookup-decoding --logits_all true "
         "--port {port}",
         "python -m llama_cpp.server --model TARGET.gguf --logits_all true --port {port}",
+        tried="0.3.36",
     ),
     "vllm": Recipe(
         'vllm serve TARGET --speculative-config {\\"model\\":\\"DRAFT\\",\\"num_speculative_tokens\\":3} --port {port}',
@@ -72,9 +74,11 @@ RECIPES = {
     ),
     "litert-lm": Recipe("litert-lm serve --host 127.0.0.1 --port {port}"),
     "openvino": Recipe(
-        "python benchmarks/adapters.py openvino TARGET --draft DRAFT --port {port}",
-        "python benchmarks/adapters.py openvino TARGET --port {port}",
+        "python benchmarks/adapters.py openvino TARGET.gguf --lookup 3 --port {port}",
+        "python benchmarks/adapters.py openvino TARGET.gguf --port {port}",
+        exact="--settings with INFERENCE_PRECISION_HINT f32",
         adapter=True,
+        tried="2026.4.1",
     ),
     "onnxruntime-genai": Recipe("python benchmarks/adapters.py genai TARGET --port {port}", adapter=True),
     "transformers": Recipe(
@@ -86,5 +90,6 @@ RECIPES = {
         "edgespec serve BUNDLE --port {port}",
         switch='{"edgespec": {"method": "ar"}}',
         fields='{"edgespec": {"method": "speculative"}}',
+        tried="0.1.0",
     ),
 }
