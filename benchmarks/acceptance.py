@@ -79,7 +79,7 @@ def own_texts(target: Target, count: int, new_tokens: int, seed: int) -> dict[st
 def loaded(target: Target, heads: TrainedHeads) -> Learner:
     """Trained heads, ready to guess."""
     file = heads.file
-    options = TrainOptions(file.kind, "", Path(), heads=file.count, own_lm_heads=file.own, inner=file.inner,
+    options = TrainOptions(file.kind, "", Path(), heads=file.count, own_lm_heads=file.own, hidden_size=file.inner,
                            exits=tuple(file.exits))  # fmt: skip
     learner = LEARNERS[file.kind](target, options)
     for name, place in learner.tensors().items():

@@ -360,7 +360,9 @@ def look_at(model: Path, models: Sequence[Path], arguments: argparse.Namespace) 
     bundle = arguments.output / model.stem
     report = export(model, draft, bundle, arguments.threads)
     verified = json.loads(
-        command("verify", bundle, "--limit", 4, "--max-new-tokens", 64, "--json", "--threads", arguments.threads).stdout
+        command(
+            "verify", bundle, "--max-prompts", 4, "--max-new-tokens", 64, "--json", "--threads", arguments.threads
+        ).stdout
     )
     report.verified = {one["method"]: EXACT if one["exact"] else NEAR_TIES for one in verified["methods"]}
     if arguments.llama:

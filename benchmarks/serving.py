@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    options = ["--port", "0", "--name", "served", "--queue", "1000", "--parallel", str(arguments.parallel)]
+    options = ["--port", "0", "--name", "served", "--queue", "1000", "--max-batch-size", str(arguments.parallel)]
     command = [sys.executable, "-m", "edgespec", "serve", str(arguments.bundle), *options, "--threads"]
     with subprocess.Popen([*command, str(arguments.threads)], stderr=subprocess.PIPE, text=True) as server:
         try:

@@ -26,7 +26,7 @@ from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described
 from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.drafters.head_choice import cut_draft, write_tokens
-from edgespec.export.measuring.plan import paying_rows
+from edgespec.export.measuring.plan import best_vocab_rows
 from edgespec.export.measuring.reading import shares_encoder
 from edgespec.export.options import ExportOptions
 from edgespec.export.planned import planned_bundle
@@ -224,7 +224,7 @@ def write_shape(
             methods.append("speculative")
             inner = folder / "draft"
             inner.mkdir()
-            if (rows := paying_rows(archs["target"], arch)) is not None:
+            if (rows := best_vocab_rows(archs["target"], arch)) is not None:
                 tokens = np.arange(rows)
             plan = None if tokens is None else cut_draft(arch, tokens)
             cut = None if tokens is None else write_tokens(inner, "draft/", tokens)

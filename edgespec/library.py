@@ -47,7 +47,7 @@ _READ = (
 
 
 @dataclass(frozen=True)
-class Made:
+class CachedBundle:
     """A bundle that was made of a model when that was first run."""
 
     name: str  # which commands take in place of a folder
@@ -73,17 +73,17 @@ class Made:
         return found
 
 
-def made() -> Iterator[Made]:
+def made() -> Iterator[CachedBundle]:
     """All bundles that were made of models, by name."""
     for facts in sorted(_folder().glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
-            found = Made(**json.loads(facts.read_text("utf-8")), name=facts.stem, path=facts.with_suffix(""))
+            found = CachedBundle(**json.loads(facts.read_text("utf-8")), name=facts.stem, path=facts.with_suffix(""))
             if (found.path / MANIFEST).is_file():
                 yield found
 
 
 def remove(name: str) -> dict[str, Any]:
-    """Remove a bundle that was made of a model, which stays -> what it was (``Made.as_dict``).
+    """Remove a bundle that was made of a model, which stays -> what it was (``CachedBundle.as_dict``).
 
     Raises:
         InvalidRequest: none of that name, and none of that model.

@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from edgespec.declared import declared
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.+)")
 _WIDTH = 116  # of a docstring's lines
@@ -57,7 +59,7 @@ def takes(*sources: type, omit: Iterable[str] = (), model: Iterable[str] = ()) -
 
 def described(source: Any) -> dict[str, str]:
     """Read what a docstring says of each parameter or attribute -> name to text."""
-    found: dict[str, str] = {}
+    found = {one.name: setting.help for one, setting in declared(source)} if dataclasses.is_dataclass(source) else {}
     for block in _sections(inspect.getdoc(source) or ""):
         for entry in re.split(r"\n(?=\S)", block):
             if match := _ENTRY.fullmatch(" ".join(entry.split())):

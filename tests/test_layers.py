@@ -7,7 +7,7 @@ import pytest
 from tools import structure
 
 FOUND = structure.modules()
-CORE = {"edgespec.decoding", "edgespec.formulas", "edgespec.errors"}
+CORE = {"edgespec.decoding", "edgespec.formulas", "edgespec.errors", "edgespec.extensions", "edgespec.declared"}
 """What ports to other languages mirror: it imports numpy and itself."""
 
 

@@ -182,9 +182,7 @@ def test_settings() -> None:
         "seed": None, "acceptance": "rejection", "verification": "token", "constraint": None,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "prompt": 0,
     }  # fmt: skip
-    assert defaults(Accept) == {
-        "rule": "exact", "epsilon": 0.09, "delta": 0.3, "k": 1, "distance": 0, "min_block": 0, "near": None,
-    }  # fmt: skip
+    assert defaults(Accept) == {"min_block": 0}
 
 
 def test_editors_know_what_may_be_changed() -> None:

@@ -35,9 +35,9 @@ def commands_page() -> str:
         "This page is made from the help of the commands: `edgespec COMMAND --help` says the same.\n",
         "Errors of use exit with 2, other errors with 1, each with a hint.  Ctrl-C exits with 130.\n",
         *(_command(f"edgespec {name}", found) for name in COMMANDS if (found := cli.get_command(context, name))),
-        "## Settings of one method {#set}\n",
+        "## Rare settings {#set}\n",
         "`--set NAME=VALUE` of `run`, `bench` and `verify`; `--set list` prints them.\n",
-        _table(("name", "what it sets"), [(f"`{name}`", what) for name, (_, what) in NAMES.items()]),
+        _table(("name", "what it sets"), [(f"`{name}`", what) for name, what in NAMES.items()]),
     ]
     return "\n".join(parts)
 

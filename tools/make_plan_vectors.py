@@ -119,7 +119,8 @@ def _said(run: Any, *given: Any, **more: Any) -> Any:
     try:
         found = run(*given, **more)
     except EdgespecError as error:
-        return {"error": error.message, "hint": error.hint}
+        hint = error.hint and error.hint.split("; there are: ")[0]  # ports have no methods of other packages
+        return {"error": error.message, "hint": hint}
     if isinstance(found, Admission):
         return [found.method, found.chunk, found.reason, found.crowded, found.checkpoints]
     return _choice(found) if isinstance(found, MethodChoice) else found

@@ -127,8 +127,8 @@ def day(bundle: Path, home: Path) -> Iterator[Traced]:
         ["plan", str(bundle)],
         ["info", str(bundle)],
         ["run", str(bundle), "--prompt", "ROMEO:", *few],
-        ["verify", str(bundle), "--limit", "2", *few],
-        ["bench", str(bundle), "--limit", "1", "--repeats", "1", *few],
+        ["verify", str(bundle), "--max-prompts", "2", *few],
+        ["bench", str(bundle), "--max-prompts", "1", "--repeats", "1", *few],
         ["cache", "list"],
     ):
         yield run(words[0], [*EDGESPEC, *words], home)

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TOP = ("plugins", "__main__", "cli", "server", "library")
 LAYERS = (*TOP, "export", "judge", "reports", "engine", "planning", "control", "drafters", "runtimes", "decoding",
-          "formulas", "configs", "signatures", "extensions", "errors", "version")  # fmt: skip
+          "formulas", "configs", "signatures", "declared", "extensions", "errors", "version")  # fmt: skip
 """The layers of the package, the highest first: a layer imports lower ones only.  Some are one module."""
 
 Graph = Mapping[str, set[str]]

@@ -43,7 +43,7 @@ def main() -> None:
         if info["active"] != wanted:
             raise SystemExit(f"operators {info['active']}: expected {wanted}: {info['reason']}")
         print(f"operators: {info['active']}, {info['reason']}")
-        print(edgespec("verify", bundle.resolve(), "--limit", 2))
+        print(edgespec("verify", bundle.resolve(), "--max-prompts", 2))
 
 
 if __name__ == "__main__":

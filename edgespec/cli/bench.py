@@ -27,6 +27,7 @@ from edgespec.cli.common import (
     json_option,
     length_option,
     make_settings,
+    method_names,
     open_engine,
     option,
     progress,
@@ -99,9 +100,15 @@ def _of_roof(share: float | None) -> str:
 
 @click.command("bench", cls=GroupedCommand)
 @bundles_argument
-@option("--method", "Method to measure, or auto; may be repeated.  [default: all]", dest="methods", multiple=True)
+@option(
+    "--method",
+    "Method to measure, or auto; may be repeated.  [default: all]",
+    dest="methods",
+    multiple=True,
+    callback=method_names,
+)
 @prompts_option
-@option("--limit", "Maximum number of prompts.", COUNT, 8)
+@option("--max-prompts", "Maximum number of prompts.", COUNT, 8, dest="limit")
 @option("--repeats", "Timed rounds over the prompts.", COUNT, 3)
 @option(
     "--batch",

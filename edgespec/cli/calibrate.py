@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 @bundle_argument
 @option("-o --output", "Also write the profile to this file, for `plan --device`.", PATH)
 @option("--context", "Longest context to time.  [default: the bundle's]", click.IntRange(min=2))
-@option("--seconds", "Time to measure, not counting loading.  [default: 15]", click.FloatRange(min=0.1, max=3600))
+@option(
+    "--duration",
+    "Time to measure, not counting loading.  [default: 15]",
+    click.FloatRange(min=0.1, max=3600),
+    dest="seconds",
+)
 @prompts_option
 @option("--force", "Measure again even if there is a profile.", bool)
 @group(
@@ -58,7 +63,7 @@ def command(
 
     \b
     edgespec calibrate demo
-    edgespec calibrate demo --seconds 30 --force
+    edgespec calibrate demo --duration 30 --force
     edgespec calibrate demo -o phone.json --json
     """
     from edgespec.cli.prompts import read_prompt_file
@@ -76,7 +81,7 @@ def command(
     from edgespec.runtimes.text.codec import TextCodec
 
     if options["seconds"] is not None and math.isnan(options["seconds"]):  # in no range, and yet click takes it
-        raise click.UsageError("--seconds nan: expected a number from 0.1 to 3600")
+        raise click.UsageError("--duration nan: expected a number from 0.1 to 3600")
     load = make_load_options(options)
     opened = Bundle.open(bundle, check=load.check)
     where = manifest_hash(opened.manifest), load.resolve(opened.manifest)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgespec.cli.method_settings import NAMES, apply, read_settings
+from edgespec.cli.method_settings import HELP, NAMES, apply, read_settings
+from edgespec.declared import METHOD_NAMES
 from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS, FILE, FORMATS
 
 if TYPE_CHECKING:
@@ -60,6 +61,22 @@ def option(
     return click.option(*names.split(), *([dest] if dest else []), help=text, **more)
 
 
+def setting_option(
+    name: str, kind: Any = None, default: Any = None, *, default_words: str = "", **more: Any
+) -> Callable[[F], F]:
+    """Make the option of a setting, whose help is that of its declaration; see ``option``.
+
+    Args:
+        name: as it is typed.
+        kind: same as in ``option``.
+        default: same as in ``option``.
+        default_words: text of the default, where ``default`` is none.
+        **more: same as in ``option``.
+    """
+    words = f"  [default: {default_words}]" if default_words else ""
+    return option(name, HELP[name] + words, kind, default, **more)
+
+
 def group(name: str, *options: Callable[[F], F]) -> Callable[[F], F]:
     """Options of a command under one heading, in this order; headings are in the order of the decorators."""
 
@@ -93,7 +110,7 @@ class GroupedCommand(click.Command):
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-")
             if name in NAMES and any(param.name == "method_settings" for param in self.params):
-                text = f"{error.option_name} is a setting of one method: --set {name}=VALUE"
+                text = f"{error.option_name} is a rare setting: --set {name}=VALUE"
                 raise click.UsageError(text, ctx) from None
             if "mmproj" in name:
                 raise click.UsageError(f"{error.option_name}: {PROJECTORS}", ctx) from None
@@ -111,7 +128,7 @@ class GroupedCommand(click.Command):
 
 set_option = option(
     "--set",
-    f"A setting of one method or rule; may be repeated.  Names: {', '.join(NAMES)}.  `--set list` explains them.",
+    f"A rare setting; may be repeated.  Names: {', '.join(NAMES)}.  `--set list` explains them.",
     dest="method_settings",
     multiple=True,
     metavar="NAME=VALUE",
@@ -129,6 +146,13 @@ def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
         return Accept.parse(value)
     except InvalidRequest as error:
         raise click.BadParameter(str(error), ctx, param) from error
+
+
+def method_names(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Read names of methods, of which `plain` is one: plain decoding."""
+    if isinstance(value, tuple):
+        return tuple(METHOD_NAMES.get(name, name) for name in value)
+    return METHOD_NAMES.get(value, value)
 
 
 json_option = group(OUTPUT, option("--json", "Print one JSON object on stdout.", bool, dest="as_json"))
@@ -195,49 +219,30 @@ loading_options = group(
 prompt_cache_option = group(COMMON, option("--no-prompt-cache", "Do not use the prompt cache on disk.", bool))
 sampling_default_options = group(
     "Sampling",
-    option("--temperature", "Sampling temperature; 0 is greedy.  [default: the model's own, else 0]", float),
-    option("--top-k", "Draw from the k most likely tokens; 0 is off.  [default: the model's own, else 0]", int),
-    option("--top-p", "Draw from this much probability; 1 is off.  [default: the model's own, else 1]", float),
-    option(
-        "--min-p",
-        "Leave out tokens below this share of the most likely; 0 is off.  [default: the model's own, else 0]",
-        float,
-    ),
-    option(
-        "--repetition-penalty",
-        "Divide the logits of tokens that the text has already; 1 is off.  [default: the model's own, else 1]",
-        float,
-    ),
+    setting_option("--temperature", float, default_words="the model's own, else 0"),
+    setting_option("--top-k", int, default_words="the model's own, else 0"),
+    setting_option("--top-p", float, default_words="the model's own, else 1"),
+    setting_option("--min-p", float, default_words="the model's own, else 0"),
+    setting_option("--repetition-penalty", float, default_words="the model's own, else 1"),
 )
-length_option = group(COMMON, option("--max-new-tokens", "Maximum number of new tokens.", COUNT, 128))
+length_option = group(COMMON, setting_option("--max-new-tokens", COUNT, 128))
 sampling_options = group(
     "Sampling",
     sampling_default_options,
-    option("--seed", "Seed of sampling: the same seed gives the same text.", int),
-    option("--stop", "Text that ends the output; may be repeated.", multiple=True),
+    setting_option("--seed", int),
+    setting_option("--stop", multiple=True),
 )
 language_options = group(
     "Translation (encoder-decoders)",
-    option("--from", "Language of the source: its code, or its English name.", dest="source_language"),
-    option("--to", "Language to write.", dest="target_language"),
+    setting_option("--from", dest="source_language"),
+    setting_option("--to", dest="target_language"),
 )
 drafting_options = group(
     "Drafting",
-    option("--gamma", "Maximum number of guesses per round.  [default: the method's]", int),
+    setting_option("--num-draft-tokens", int, default_words="the method's", dest="gamma"),
     option("--no-fallback", "Keep drafting even if it does not help.", bool),
-    option(
-        "--acceptance",
-        "Sampling: accept more guesses (rejection), or give exactly plain decoding's text for the seed (coupled).",
-        ["rejection", "coupled"],
-        "rejection",
-    ),
-    option(
-        "--accept",
-        "Which guesses are accepted.  These rules are lossy: typical, top-k:K, distance:D, lantern, all.",
-        default="exact",
-        metavar="RULE",
-        callback=_rule,
-    ),
+    setting_option("--acceptance", ["rejection", "coupled"], "rejection"),
+    setting_option("--accept", default="exact", metavar="RULE", callback=_rule),
     option("--ngram-store", "File made by `edgespec ngram build`, that method ngram also searches.", PATH),
     set_option,
 )
@@ -333,7 +338,10 @@ def ask_words(manifest: Manifest) -> str:
     if manifest.hears:
         return "--audio talk.wav"
     if manifest.codes is not None:
-        return f"--prompt '...' -o {'speech.wav' if manifest.codes.sound else 'picture.png'}"
+        from edgespec.engine.outputs import OUTPUTS
+
+        fitting = (one.file for one in OUTPUTS.values() if one.fits(manifest))
+        return f"--prompt '...' -o {next(fitting, 'FILE')}"
     return "--chat" if manifest.tokenizer.chat_template else "--prompt '...'"
 
 

@@ -23,6 +23,7 @@ from edgespec.cli.common import (
     emit_json,
     group,
     json_option,
+    method_names,
     option,
     progress,
 )
@@ -44,9 +45,10 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @option("-o --output", "The bundle's folder.  [default: NAME-edge]", PATH)
 @option(
     "--method",
-    f"{listed(needing('draft', 'layers', 'heads', 'drafter'))}; may be repeated.  ar and ngram always work.",
+    f"{listed(needing('draft', 'layers', 'heads', 'drafter'))}; may be repeated.  plain and ngram always work.",
     dest="methods",
     multiple=True,
+    callback=method_names,
 )
 @option(
     "--format",
@@ -102,11 +104,17 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     option("--adapter", "LoRA adapter to merge into MODEL: folder or hub id."),
     option("--revision", "Branch, tag or commit of a hub model."),
     option("--text-only", "Export only the language model of a model that reads images or sound.", bool),
-    option("--codes", "Folder of the decoder of a model's codes (pictures or sound).  [default: MODEL/codes]", PATH),
     option(
-        "--image-rows",
-        "Maximum rows of an image: smaller pictures, fewer tiles.  [default: the model's]",
+        "--codec",
+        "Folder of the decoder of a model's codes (pictures or sound).  [default: MODEL/codes]",
+        PATH,
+        dest="codes",
+    ),
+    option(
+        "--max-image-tokens",
+        "Maximum number of tokens per image: smaller pictures, fewer tiles.  [default: the model's]",
         COUNT,
+        dest="image_rows",
     ),
 )
 @group(

@@ -27,9 +27,10 @@ image_option = option(
 
 
 image_rows_option = option(
-    "--image-rows",
-    "Maximum rows of a picture (each counts as a token): smaller pictures, fewer tiles.  [default: the bundle's]",
+    "--max-image-tokens",
+    "Maximum number of tokens per picture: smaller pictures, fewer tiles.  [default: the bundle's]",
     COUNT,
+    dest="image_rows",
 )
 
 

@@ -71,7 +71,7 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
     from edgespec.export.architectures.words import traits
     from edgespec.export.bundle.model_part import open_described
     from edgespec.export.measuring.plan import weight_bytes
-    from edgespec.export.optimum.model import ForeignModel, is_foreign
+    from edgespec.export.optimum.model import OptimumModel, is_foreign
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
     from edgespec.runtimes.files.formats import FORMATS
@@ -79,7 +79,7 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
 
     path = resolve(model, revision)
     if is_foreign(path):
-        foreign = ForeignModel.open(path, context)
+        foreign = OptimumModel.open(path, context)
         forms = [form for form in FORMATS if form != "w8a8"]
         sizes: dict[str, int] = {
             form: foreign.weight_bytes(WeightChoice.of(form, None, None), "auto")[0] for form in forms

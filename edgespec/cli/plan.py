@@ -22,6 +22,7 @@ from edgespec.cli.common import (
     group,
     json_option,
     make_load_options,
+    method_names,
     operators_option,
     option,
     precision_option,
@@ -158,7 +159,13 @@ MOST_LINES = 12
     ["auto", "chat", "batch", "memory", "quality"],
     "auto",
 )
-@option("--method", "Method to consider; may be repeated.  [default: all]", dest="methods", multiple=True)
+@option(
+    "--method",
+    "Method to consider; may be repeated.  [default: all]",
+    dest="methods",
+    multiple=True,
+    callback=method_names,
+)
 @group(COMMON, recipe_option("context, methods, format and budget"))
 @group(
     "A model that is not exported yet",

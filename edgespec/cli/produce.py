@@ -14,9 +14,7 @@ from edgespec.cli.common import GRAMMARS, PATH, emit_json, group, make_settings,
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
-    from edgespec.engine.result import Result
     from edgespec.runtimes.files.manifest import Manifest
 
 made_options = group(
@@ -34,11 +32,14 @@ def check_made(manifest: Manifest, made: Path | None, options: dict[str, Any]) -
     Raises:
         click.UsageError: it is named.
     """
-    usual = "picture.png" if manifest.codes is not None and manifest.codes.image else "speech.wav"
-    ending = usual[-4:]
-    if (manifest.codes is None) != (made is None):
+    from edgespec.engine.outputs import output_of
+
+    output = output_of(manifest)
+    usual = output.file if output else ""
+    ending = Path(usual).suffix
+    if (output is None) != (made is None):
         raise click.UsageError("-o is only for image and speech models" if made else f"name a file: -o {usual}")
-    if options.get("voice") and not (manifest.codes and manifest.codes.sound):
+    if options.get("voice") and not (output and "voice" in output.options):
         raise click.UsageError("--voice is only for speech models")
     refuse_beside("-o", BESIDE if made else (), options)
     if made and made.suffix != ending and str(made) != "-":
@@ -51,53 +52,27 @@ def produce(engine: Engine, bundle: str, texts: Sequence[str], method: str | Non
     """Write the file, and say how it was decoded."""
     if len(texts) != 1:
         raise click.UsageError("give one --prompt TEXT: the picture or the speech")
+    from edgespec.engine.outputs import output_of
+
     text, made = texts[0], options["made"]
-    more: dict[str, Any] = {}
-    if engine.bundle.manifest.codes and engine.bundle.manifest.codes.image:
-        text, settings = text.strip(), make_settings(method, options, engine.defaults)
-        drawing = engine.draw(text, settings)
-        _write(made, drawing.png())
-        height, width, _ = drawing.pixels.shape
-        what, result = f"{width} x {height} pixels", drawing.result
-    else:
-        settings = make_settings(method, options, engine.speaking)
-        seconds, result = _speak(engine, text.rstrip("\r\n"), options["voice"], settings, made)
-        what, more = f"{seconds:.1f} s of speech", {"seconds": seconds}
+    output = output_of(engine.bundle.manifest)
+    assert output is not None
+    settings = make_settings(method, options, output.defaults(engine))
+    live = sys.stdout.buffer if str(made) == "-" else None
+    found = output.write(engine, text, settings, live, **{name: options[name] for name in output.options})
+    if live is None:
+        _write(made, found.data)
+    result = found.result
     if options["as_json"]:
-        emit_json({"bundle": bundle, "prompt": text, "file": str(made)} | more | result.as_dict())
+        emit_json({"bundle": bundle, "prompt": text.strip(), "file": str(made)} | found.more | result.as_dict())
     else:
-        click.echo(f"{made}: {what}", err=True)
+        click.echo(f"{made}: {found.what}", err=True)
         conclude(engine, result, settings, options["show_stats"])
     end(engine, result, settings)
 
 
 def _write(file: Path, data: bytes) -> None:
-    if str(file) == "-":
-        sys.stdout.buffer.write(data)
-        return
     try:
         file.write_bytes(data)
     except OSError as error:
         raise InvalidRequest(f"{file}: cannot be written: {error.strerror}", "name another file") from error
-
-
-def _speak(engine: Engine, text: str, voice: str | None, settings: Settings, made: Path) -> tuple[float, Result]:
-    """Write a WAV file, or a stream of one to stdout -> its seconds, and how its codes were decoded."""
-    from edgespec.runtimes.audio.spoken import pcm, wav_header
-
-    speech, pieces, live = engine.speak(text, voice, settings), [], str(made) == "-"
-    stdout = sys.stdout.buffer
-    if live:
-        stdout.write(wav_header(speech.rate))
-    try:
-        for piece in speech:
-            pieces.append(pcm(piece))
-            if live:
-                stdout.write(pieces[-1])
-                stdout.flush()
-    except KeyboardInterrupt:
-        speech.close()
-    samples = sum(map(len, pieces)) // 2
-    if not live:
-        _write(made, wav_header(speech.rate, samples) + b"".join(pieces))
-    return samples / speech.rate, speech.result

@@ -28,6 +28,7 @@ from edgespec.cli.common import (
     json_option,
     make_ready,
     make_settings,
+    method_names,
     open_engine,
     option,
     prompt_cache_option,
@@ -61,7 +62,11 @@ if TYPE_CHECKING:
         multiple=True,
     ),
     option("--chat", "Chat with the model: ask by --prompt, by a pipe, or by typing.", bool),
-    option("--method", "Method of the bundle, chain, or auto, which picks the fastest.  [default: auto]"),
+    option(
+        "--method",
+        "Method of the bundle, plain, chain, or auto, which picks the fastest.  [default: auto]",
+        callback=method_names,
+    ),
     option(
         "--max-new-tokens",
         "Maximum number of new tokens.  [default: 128; answers of chats and texts of grammars run to their end]",

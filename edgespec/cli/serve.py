@@ -43,9 +43,10 @@ FORMAT = click.Choice(list(FORMATS))
 @option("--ngram-store", "File made by `edgespec ngram build`, that method ngram also searches.", PATH)
 @memory_options
 @option(
-    "--idle-minutes",
+    "--unload-after",
     "Free a model after this many minutes without a request.  [default: when others need the memory]",
     click.FloatRange(min=0, min_open=True),
+    dest="idle_minutes",
 )
 @prompt_cache_option
 @group(
@@ -70,19 +71,34 @@ FORMAT = click.Choice(list(FORMATS))
 @group(
     "Limits",
     image_rows_option,
-    option("--parallel", "Texts to decode together.", int, Limits.parallel),
-    option("--queue", "Texts that may wait.", int, Limits.queue),
-    option("--most-tokens", "Maximum number of new tokens of an answer.", int, Limits.tokens),
     option(
-        "--most-body",
-        "Maximum bytes of a body.  [default: 1 MiB; 25 MiB for models that read sound or pictures]",
-        int,
+        "--max-batch-size", "Maximum number of texts that are decoded together.", int, Limits.parallel, dest="parallel"
     ),
-    option("--seconds", "Time limit of a request, in seconds.", float, Limits.seconds),
-    option("--grace", "Time that running requests get when the server stops, in seconds.", float, Limits.grace),
+    option("--queue", "Texts that may wait.", int, Limits.queue),
+    option("--max-tokens", "Maximum number of new tokens of an answer.", int, Limits.tokens, dest="most_tokens"),
+    option(
+        "--max-body-size",
+        "Maximum size of a request body, in bytes.  [default: 1 MiB; 25 MiB for models that read sound or pictures]",
+        int,
+        dest="most_body",
+    ),
+    option("--request-timeout", "Time limit of a request, in seconds.", float, Limits.seconds, dest="seconds"),
+    option(
+        "--shutdown-timeout",
+        "Time that running requests get when the server stops, in seconds.",
+        float,
+        Limits.grace,
+        dest="grace",
+    ),
     option("--connections", "Connections open at once.", int, Limits.connections),
-    option("--arrive", "Time limit for receiving a request, in seconds.", float, Limits.arrive),
-    option("--idle", "Seconds that a connection may stay open without a request.", float, Limits.idle),
+    option("--read-timeout", "Time limit for receiving a request, in seconds.", float, Limits.arrive, dest="arrive"),
+    option(
+        "--keep-alive-timeout",
+        "Seconds that a connection may stay open without a request.",
+        float,
+        Limits.idle,
+        dest="idle",
+    ),
 )
 @loading_options
 @json_option
@@ -100,13 +116,13 @@ def command(
 
     A model is a bundle's folder or name, or a model that `edgespec run` takes; its bundle is made first.
     With several, the field `model` of a request picks one.  It is loaded when it is first asked for, and freed when
-    another one needs its memory, or after --idle-minutes.
+    another one needs its memory, or after --unload-after.
 
     \b
     edgespec serve demo                     # http://127.0.0.1:8000/ is a page to talk to it
-    edgespec serve demo --port 9000 --parallel 8 --api-key secret
+    edgespec serve demo --port 9000 --max-batch-size 8 --api-key secret
     edgespec serve Qwen/Qwen2.5-0.5B-Instruct --name qwen
-    edgespec serve qwen coder embedder --budget 6GiB --idle-minutes 15
+    edgespec serve qwen coder embedder --budget 6GiB --unload-after 15
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
          -d '{"model": "demo", "prompt": "ROMEO:", "max_tokens": 40, "temperature": 0}'
 

@@ -73,7 +73,7 @@ def _options(kind: str) -> list[Decorator]:
         group(
             "Text",
             option(
-                "--greedy-share",
+                "--greedy-fraction",
                 "Fraction of the generated texts that is decoded greedily; the others are sampled at temperature 1.",
                 float,
                 0.25,
@@ -88,8 +88,8 @@ def _options(kind: str) -> list[Decorator]:
             *own(
                 heads=option("--heads", "Steps deep." if drafter else "Guesses beyond the next token.", int, 4),
                 own_lm_heads=option("--own-lm-heads", "An LM head for each head, instead of the model's.", bool),
-                inner=option(
-                    "--inner",
+                hidden_size=option(
+                    "--hidden-size",
                     "Width of the MLP.  [default: the model's]" if drafter
                     else "Width of the hidden layer.  [default: heads * hidden]",
                     int,

@@ -16,6 +16,7 @@ from edgespec.cli.common import (
     json_option,
     length_option,
     make_settings,
+    method_names,
     open_engine,
     option,
     progress,
@@ -33,9 +34,15 @@ _MUST = "the bits are those of the export here, so weights or kernels are others
 
 @click.command("verify", cls=GroupedCommand)
 @bundle_argument
-@option("--method", "Method to prove; may be repeated.  [default: all of the bundle]", dest="methods", multiple=True)
+@option(
+    "--method",
+    "Method to prove; may be repeated.  [default: all of the bundle]",
+    dest="methods",
+    multiple=True,
+    callback=method_names,
+)
 @prompts_option
-@option("--limit", "Maximum number of prompts.", COUNT, 20)
+@option("--max-prompts", "Maximum number of prompts.", COUNT, 20, dest="limit")
 @length_option
 @request_options
 @json_option
@@ -66,7 +73,7 @@ def command(
     settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
     sampling = settings.sampling
     if not settings.accept.lossless:
-        raise click.UsageError("--accept and --set min-block are lossy: there is nothing to prove")
+        raise click.UsageError("--accept gives losslessness away: there is nothing to prove")
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     with progress() as report:

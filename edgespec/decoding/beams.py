@@ -12,31 +12,40 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.sampling import Rules, SamplingParams, adjusted, best_of, check_fields, not_finite, whole
+from edgespec.declared import Range, check, count, number, setting
+from edgespec.decoding.sampling import SamplingParams, adjusted, best_of, not_finite
 from edgespec.errors import InvalidRequest
 
 _NEVER = np.float32(-1e9)  # the score of what is no candidate
 MOST_BEAMS = 64
-_RULES: Rules = {
-    "beams": (f"a whole number from 1 to {MOST_BEAMS}", lambda value: whole(value, 1, MOST_BEAMS)),
-    "length_penalty": ("a number from -100 to 100", lambda value: value is None or -100 <= value <= 100),
-    "early_stopping": ("true, false or never", lambda value: value in (True, False, "never", None)),
-}
+
+
+def _early(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text, text)
 
 
 @dataclass(frozen=True)
 class BeamOptions:
     """How beams are searched; a value outside its range is an ``InvalidRequest``.  None = as the model has it."""
 
-    beams: int = 4  # texts that go on at once, >= 1
-    # a finished text's score is its log-probability over its length to this power; else 1
-    length_penalty: float | None = None
-    # True: it ends when as many texts as beams are finished; False: when none that goes on can, at its length, be
-    # better than the worst of them; "never": nor at any length; else False
-    early_stopping: bool | Literal["never"] | None = None
+    beams: int = setting(4, count(1, MOST_BEAMS), "texts that are searched at once")
+    length_penalty: float | None = setting(
+        None,
+        number("a number from -100 to 100", -100, 100),
+        "beams: a text's score is its log-probability over its length to this power; else the model's own, or 1",
+        set=float,
+    )
+    # True: it ends when as many texts as beams are finished; False: when none that continues can, at its length, be
+    # better than the worst of them; "never": nor at any length
+    early_stopping: bool | Literal["never"] | None = setting(
+        None,
+        Range("true, false or never", lambda value: value in (True, False, "never")),
+        "beams: true, false or never, when a search ends; else the model's own, or false",
+        set=_early,
+    )
 
     def __post_init__(self) -> None:
-        check_fields(self, _RULES)
+        check(self)
 
 
 @dataclass(frozen=True)

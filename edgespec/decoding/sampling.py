@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.declared import Range, check, choice, count, number, setting
+from edgespec.declared import whole as whole
 from edgespec.decoding.noise import TARGET, Noise, gumbel_of
 from edgespec.decoding.text import different
 from edgespec.errors import EdgespecError, InvalidRequest
@@ -48,49 +50,92 @@ class Constraint(Protocol):
         """List the tokens that the grammar alone says come next, ``most`` at most."""
 
 
+def _are_biases(value: Mapping[int, float]) -> bool:
+    return all(token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in value.items())
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How a token is chosen.  Its rules are applied in this order, as Hugging Face transformers does.
 
     Attributes:
-        logit_bias: added to the logits of these tokens; -inf forbids one.
-        repetition_penalty: logits of tokens in the prefix (prompt included) are divided by it if positive, multiplied
-            if negative (CTRL, arXiv 1909.05858).
-        temperature: 0 = greedy: the largest logit, the lowest token on a tie; the rules below then change nothing.
-        top_k: keep the k largest logits and what ties with the k-th; 0 = off.
-        top_p: keep the fewest tokens that hold this mass (arXiv 1904.09751); 1 = off.
-        min_p: keep tokens with at least this fraction of the largest probability; 0 = off.
-        seed: None = a fresh one from the operating system.
-        acceptance: how sampled guesses are verified; ``rejection`` (Leviathan, Chen) or ``coupled`` (text identical to
-            plain decoding with the same seed, arXiv 2408.07978).
-        verification: how rejection judges a chain: ``token`` by token, or as a ``block``, of which on average no fewer
-            guesses are accepted (arXiv 2403.10444).  Both keep the distribution.
-
-        presence_penalty, frequency_penalty: subtracted from the logits of tokens that the text has, without the prompt:
-            once, and for each time (OpenAI's); 0 = off.
-        prompt: tokens at the beginning that these two do not count; a request sets it.
-        constraint: which tokens may come where; the others have no chance.  ``Settings.grammar`` makes it.
+        prompt: number of first tokens that presence and frequency penalties do not count; a request sets it.
+        constraint: the tokens that may follow; ``Settings.grammar`` makes it.
 
     Raises:
         InvalidRequest: a value outside its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    seed: int | None = None
-    acceptance: Literal["rejection", "coupled"] = "rejection"
-    verification: Literal["token", "block"] = "token"
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    # logits of tokens in the prefix (prompt included) are divided by the repetition penalty if positive, multiplied if
+    # negative (CTRL, arXiv 1909.05858); they are float32, and a factor beyond its range would make infinities of them
+    temperature: float = setting(
+        0.0,
+        number("a number >= 0 (0 = greedy)", 0),
+        "sampling temperature; 0 is greedy",
+        option="--temperature",
+    )
+    top_k: int = setting(
+        0, count(words="an integer >= 0 (0 = off)"), "sample from the k most likely tokens; 0 is off",
+        option="--top-k", server=True,
+    )  # fmt: skip
+    top_p: float = setting(
+        1.0,
+        number("0 < top_p <= 1 (1 = off)", 0, 1, above=True),
+        "sample from the fewest tokens with this total probability (arXiv 1904.09751); 1 is off",
+        option="--top-p",
+    )
+    min_p: float = setting(
+        0.0,
+        number("0 <= min_p <= 1 (0 = off)", 0, 1),
+        "leave out tokens below this fraction of the largest probability; 0 is off",
+        option="--min-p",
+        server=True,
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        number("a number from 0.000001 to 1000000", 1e-6, 1e6),
+        "divide the logits of tokens in the text, prompt included; 1 is off",
+        option="--repetition-penalty",
+        server=True,
+    )
+    logit_bias: Mapping[int, float] = setting(
+        dict,
+        Range("{token >= 0: number up to 1e30, or -inf}", _are_biases),
+        "numbers added to the logits of tokens; -inf forbids one",
+        field_options={"hash": False},
+        shown="none",
+    )
+    seed: int | None = setting(
+        None, Range("an integer", lambda value: isinstance(value, int), int),
+        "the same seed gives the same text",
+        option="--seed", shown="none",
+    )  # fmt: skip
+    acceptance: Literal["rejection", "coupled"] = setting(
+        "rejection",
+        choice("rejection", "coupled"),
+        "sampling: accept more guesses (rejection), or keep plain decoding's text (coupled, arXiv 2408.07978)",
+        option="--acceptance",
+        server=True,
+    )
+    verification: Literal["token", "block"] = setting(
+        "token",
+        choice("token", "block"),
+        "rejection sampling: judge a chain token by token, or as a block, which accepts more (arXiv 2403.10444)",
+        set=str,
+    )
+    presence_penalty: float = setting(
+        0.0, number("a number from -2 to 2 (0 = off)", -2, 2),
+        "subtracted from the logits of tokens in the new text; 0 is off",
+    )  # fmt: skip
+    frequency_penalty: float = setting(
+        0.0, number("a number from -2 to 2 (0 = off)", -2, 2),
+        "the same, for each time; 0 is off",
+    )  # fmt: skip
     prompt: int = field(default=0, repr=False)
     constraint: Constraint | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_fields(self, _RULES)
+        check(self)
 
     @property
     def greedy(self) -> bool:
@@ -141,30 +186,6 @@ def check_fields(options: object, rules: Rules) -> None:
             found = False
         if not found:
             raise InvalidRequest(f"{name} is {value!r}: expected {expected}")
-
-
-def whole(value: Any, least: int = 0, most: float = math.inf) -> bool:
-    """Tell whether a value is a whole number in a range."""
-    return isinstance(value, int) and least <= value <= most
-
-
-_RULES: Rules = {
-    "temperature": ("a number >= 0 (0 = greedy)", lambda value: math.isfinite(value) and value >= 0),
-    "top_k": ("an integer >= 0 (0 = off)", whole),
-    "top_p": ("0 < top_p <= 1 (1 = off)", lambda value: 0 < value <= 1),
-    "min_p": ("0 <= min_p <= 1 (0 = off)", lambda value: 0 <= value <= 1),
-    # logits are float32: a factor beyond this would make infinities of them
-    "repetition_penalty": ("a number from 0.000001 to 1000000", lambda value: 1e-6 <= value <= 1e6),
-    "presence_penalty": ("a number from -2 to 2 (0 = off)", lambda value: -2 <= value <= 2),
-    "frequency_penalty": ("a number from -2 to 2 (0 = off)", lambda value: -2 <= value <= 2),
-    "logit_bias": (
-        "{token >= 0: number up to 1e30, or -inf}",
-        lambda value: all(token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in value.items()),
-    ),
-    "seed": ("an integer or None", lambda value: value is None or isinstance(value, int)),
-    "acceptance": ("'rejection' or 'coupled'", lambda value: value in ("rejection", "coupled")),
-    "verification": ("'token' or 'block'", lambda value: value in ("token", "block")),
-}
 
 
 @lru_cache(maxsize=4)

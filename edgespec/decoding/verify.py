@@ -8,9 +8,9 @@ away must be asked for (``Accept``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,122 +33,112 @@ from edgespec.decoding.sampling import (
 from edgespec.decoding.target import Target
 from edgespec.decoding.text import Prefix
 from edgespec.errors import InvalidRequest
+from edgespec.extensions import ACCEPTANCE, Table
 
-Rule = Literal["exact", "typical", "top-k", "distance", "lantern", "all"]
-FORMS = "exact, typical, typical:EPSILON,DELTA, top-k:K, distance:D, lantern, lantern:K,DELTA or all"
-_LANTERN = ("100", "0.2")  # of a rule that says no more
-# what is written behind each rule's name
-_WRITTEN: dict[str, dict[str, type]] = {
-    "exact": {},
-    "typical": {"epsilon": float, "delta": float},
-    "top-k": {"k": int},
-    "distance": {"distance": int},
-    "lantern": {"k": int, "delta": float},
-    "all": {},
-}
-_RULES: Rules = {
-    "rule": (f"one of {', '.join(get_args(Rule))}", lambda value: value in get_args(Rule)),
-    "epsilon": ("a number > 0", lambda value: 0 < value < math.inf),
-    "delta": ("a number > 0", lambda value: 0 < value < math.inf),
-    "k": ("an integer >= 1", lambda value: whole(value, 1)),
-    "distance": ("an integer >= 0", whole),
-    "min_block": ("an integer >= 0", whole),
-}
+_RULES: Rules = {"min_block": ("an integer >= 0", whole)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Accept:
-    """Which guesses are accepted.
+    """The rule by which draft tokens are accepted; this one keeps the distribution of plain decoding.
+
+    Rules that do not are subclasses, found by entry points in the group ``edgespec.acceptance_rules``.
 
     Attributes:
-        rule: ``exact``: those that leave the distribution of plain decoding as it is.  No other rule does:
-            ``typical``: p(guess) > min(epsilon, delta exp(-H(p))), H the entropy (Medusa, arXiv 2401.10774 section
-            2.3.1); ``top-k``: a guess among the k likeliest; ``distance``: a guess at most ``distance`` ids from the
-            likeliest token, for vocabularies whose order means something (both blockwise parallel decoding, arXiv
-            1811.03115 section 5); ``lantern``: of codes of pictures, a guess stands for the ``k`` codes that look most
-            like it, as long as their probability is at most ``delta`` (LANTERN, arXiv 2410.03355 section 4); ``all``:
-            every guess, whatever the model says.
-        epsilon: of ``typical``.
-        delta: of ``typical`` and ``lantern``.
-        k: of ``top-k`` and ``lantern``.
-        distance: of ``distance``.
-        min_block: under any rule at least so many guesses of a chain are accepted (arXiv 1811.03115 section 5.3);
+        rule: its name.
+        form: its text, with its numbers as names, as in ``top-k:K``.
+        min_block: under any rule at least this many guesses of a chain are accepted (arXiv 1811.03115 section 5.3);
             0 = off.  Trees are not affected.
-        near: of ``lantern``: the codes most like one, int64 [n], the nearest first; a request sets it.
 
     Raises:
-        InvalidRequest: an unknown rule, or a value outside its range.
+        InvalidRequest: a value outside its range.
     """
 
-    rule: Rule = "exact"
-    epsilon: float = 0.09
-    delta: float = 0.3
-    k: int = 1
-    distance: int = 0
+    rule: ClassVar[str] = "exact"
+    form: ClassVar[str] = "exact"
     min_block: int = 0
-    near: Callable[[int], NDArray[np.int64]] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_fields(self, _RULES)
+        check_fields(self, {**self.ranges(), **_RULES})
 
     @classmethod
-    def parse(cls, text: str, min_block: int = 0) -> Accept:
+    def ranges(cls) -> Rules:
+        """Return the range of each number of a subclass, as for ``check_fields``."""
+        return {}
+
+    @staticmethod
+    def parse(text: str, min_block: int = 0) -> Accept:
         """Read a rule as the command line writes it.
 
         Args:
-            text: as ``typical``, ``typical:0.09,0.3`` or ``top-k:3``.
-            min_block: so many guesses of a chain are accepted under any rule.
+            text: as ``exact``, or ``NAME`` or ``NAME:NUMBER,NUMBER`` of a plug-in.
+            min_block: minimum number of accepted guesses of a chain, under any rule.
+
+        Raises:
+            InvalidRequest: an unknown rule, or numbers that it does not take.
         """
-        rule, _, rest = text.partition(":")
-        numbers = rest.split(",") if rest else _LANTERN if rule == "lantern" else ()
+        name, colon, rest = text.partition(":")
+        if name not in RULES:
+            raise InvalidRequest(
+                f"acceptance rule {text!r}: expected {_forms()}", RULES.refused("acceptance rule", name).hint
+            )
+        kind, numbers = RULES[name], rest.split(",") if colon else []
+        kinds = {one.name: {"int": int, "float": float}[str(one.type)]
+                 for one in fields(kind) if one.name != "min_block" and one.type in ("int", "float")}  # fmt: skip
         try:
-            kinds = {} if text == "typical" else _WRITTEN[rule]
-            values = {name: kind(number) for (name, kind), number in zip(kinds.items(), numbers, strict=True)}
-        except (KeyError, ValueError):
-            raise InvalidRequest(f"acceptance rule {text!r}: expected {FORMS}") from None
-        return cls(rule, min_block=min_block, **values)  # type: ignore[arg-type]
+            given = zip(kinds.items(), numbers, strict=True) if numbers else ()
+            return kind(min_block=min_block, **{name: read(number) for (name, read), number in given})
+        except (TypeError, ValueError):  # a number that is missing, or is not one
+            raise InvalidRequest(f"acceptance rule {text!r}: expected {_forms()}") from None
 
     @property
     def lossless(self) -> bool:
         """Whether the text keeps the distribution of plain decoding."""
-        return self.rule == "exact" and self.min_block == 0
+        return type(self) is Accept and self.min_block == 0
 
     @property
     def approximations(self) -> list[str]:
-        """Say in words what is given away; nothing by a lossless rule."""
-        words = {
-            "exact": [],
-            "typical": [f"typical acceptance (epsilon {self.epsilon:g}, delta {self.delta:g})"],
-            "top-k": [f"guesses accepted among the {self.k} likeliest tokens"],
-            "distance": [f"guesses accepted within {self.distance} of the likeliest token"],
-            "lantern": [f"guesses stand for the {self.k} codes most like them, up to {self.delta:g} (LANTERN)"],
-            "all": ["every guess accepted"],
-        }
-        return words[self.rule] + ([f"at least {self.min_block} guesses accepted"] if self.min_block else [])
+        """Describe the approximations of the rule; a lossless one has none."""
+        return [*self.described(), *([f"at least {self.min_block} guesses accepted"] if self.min_block else [])]
 
-    def judge(self, rows: RowSampler, row: int) -> Callable[[int], float | None]:
-        """Judge guesses at a row by a rule other than ``exact``: a merit, the larger the better, or None = refused."""
-        if self.rule == "all":
-            return lambda token: 0.0
-        if self.rule == "top-k":
-            return lambda token: -float(place) if (place := rows.rank(row, token)) < self.k else None
-        if self.rule == "distance":
-            best = rows.likeliest(row)
-            return lambda token: -float(abs(token - best)) if abs(token - best) <= self.distance else None
-        p = rows.distribution(row)  # float64 [vocab]
-        likely = p[p > 0]
-        entropy = -float((likely * np.log(likely)).sum())
-        least = min(self.epsilon, self.delta * math.exp(-entropy))
-        return lambda token: math.log(p[token]) if p[token] > least else None
+    def described(self) -> list[str]:
+        """Describe the approximation of a subclass."""
+        return []
+
+    def for_model(self, model: Any) -> Accept:
+        """Return the rule for requests to a model.
+
+        Args:
+            model: the loaded bundle (``engine.loaded.LoadedBundle``).
+
+        Raises:
+            InvalidRequest: the rule needs what the model has not.
+        """
+        return self
+
+    def relaxed(self, proposal: Proposal, rows: RowSampler, forced: int) -> Verdict | None:
+        """Verify a proposal by a rule of its own; None = by the functions below.
+
+        Args:
+            proposal: with at least one guess.
+            rows: of the pass over it.
+            forced: guesses of a chain that are accepted whatever the rows are.
+        """
+        return None
 
     def alike(self, rows: RowSampler, row: int, guess: int) -> NDArray[np.int64] | tuple[()]:
-        """Tokens that a guess stands for beside itself: the nearest ones of at most ``delta`` together; no other rule
-        has any.
-        """
-        if self.rule != "lantern" or self.near is None:
-            return ()  # a round of every rule asks, and looks for a token in it
-        found = self.near(guess)[: self.k]
-        return found[np.cumsum(rows.chances(row)[found]) <= self.delta]
+        """Return the tokens that stand for a guess too, int64 [n]; none under the lossless rule."""
+        return ()
+
+
+RULES: Table[type[Accept]] = Table(
+    ACCEPTANCE, {"exact": Accept}, lambda made: isinstance(made, type) and issubclass(made, Accept)
+)
+"""The rules by name: the lossless one, then those of plug-ins."""
+
+
+def _forms() -> str:
+    return ", ".join(rule.form for rule in RULES.values())
 
 
 EXACT = Accept()
@@ -265,11 +255,11 @@ def verify(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = 
     chain = proposal.parents is None
     # guesses that are accepted unseen
     forced = min(accept.min_block, len(proposal)) if chain and accept.min_block else 0
-    if accept.rule not in ("exact", "lantern"):
-        return relax(proposal, rows, accept, forced)
+    if (relaxed := accept.relaxed(proposal, rows, forced)) is not None:
+        return relaxed
     if proposal.probs is None or rows.matching:
         return _match(proposal, rows, forced, accept)
-    if chain and rows.block and accept.rule == "exact":
+    if chain and rows.block and type(accept) is Accept:
         return _block(proposal.tokens, proposal.probs, rows, noise, forced)
     return _reject(proposal, proposal.probs, rows, noise, forced, accept)
 
@@ -398,25 +388,3 @@ def _block(
     if left is None:
         return Verdict(range(accepted), rows.choose(accepted))
     return Verdict(range(accepted), draw(left, noise.uniform(rows.position(accepted), RESIDUAL)))
-
-
-def relax(proposal: Proposal, rows: RowSampler, accept: Accept, forced: int) -> Verdict:
-    """Accept the longest path that a rule other than ``exact`` allows, of equally long ones that of most merit.
-
-    Only rows of accepted guesses are looked at.
-    """
-    best, best_merit = list(range(forced)), 0.0
-    open_paths = [(best, 0.0)]  # depth first, the drafter's first choices first
-    while open_paths:
-        path, merit = open_paths.pop()
-        if (len(path), merit) > (len(best), best_merit):
-            best, best_merit = path, merit
-        node = path[-1] if path else -1
-        if not (below := proposal.children(node)):
-            continue
-        judge = accept.judge(rows, node + 1)
-        for child in reversed(below):
-            gained = judge(int(proposal.tokens[child]))
-            if gained is not None:
-                open_paths.append(([*path, child], merit + gained))
-    return Verdict(best, rows.choose(best[-1] + 1 if best else 0))

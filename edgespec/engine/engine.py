@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from edgespec.engine.drawing import Drawing
-    from edgespec.engine.speaking import Speech
+    from edgespec.engine.outputs import Picture, Speech
     from edgespec.engine.transcript import Transcript
     from edgespec.engine.transcription import Transcription
     from edgespec.engine.windows import WindowedTranscription
@@ -484,16 +483,20 @@ class Engine(LoadedBundle, metaclass=_Completed):
         Args:
             text: the text to speak.
             voice: the name of a voice; None = the default of the model.
-            settings: for the audio codes; None = ``speaking``.
+            settings: for the audio codes; None = ``speech_defaults``.
             cancel: set it to end after the current round.
             **changes: fields of ``Settings``; they override ``settings``.
 
         Raises:
             InvalidRequest: not a speech bundle, an empty text, an invalid voice name, invalid settings.
         """
-        from edgespec.engine.speaking import Speech
+        from edgespec.engine.outputs import output
 
-        return Speech(self, text, voice, (settings or self.speaking).changed(**changes), cancel)
+        speech = output("speech")
+        made: Speech = speech.make(
+            self, text, (settings or speech.defaults(self)).changed(**changes), cancel, voice=voice
+        )
+        return made
 
     @takes_settings
     def draw(
@@ -503,7 +506,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         *,
         cancel: threading.Event | None = None,
         **changes: Unpack[SettingsChanges],
-    ) -> Drawing:
+    ) -> Picture:
         """Draw a picture: its ``pixels``, uint8 [height, width, 3], ``png()``, and the ``result`` of its codes.
 
         Args:
@@ -515,14 +518,18 @@ class Engine(LoadedBundle, metaclass=_Completed):
         Raises:
             InvalidRequest: not an image bundle, a prompt of unknown words, invalid settings.
         """
-        from edgespec.engine.drawing import draw
+        from edgespec.engine.outputs import output
 
-        return draw(self, prompt, (settings or self.defaults).changed(**changes), cancel)
+        image = output("image")
+        made: Picture = image.make(self, prompt, (settings or image.defaults(self)).changed(**changes), cancel)
+        return made
 
     @property
-    def speaking(self) -> Settings:
-        """Default settings of speech: the sampling of the Orpheus package."""
-        return self.defaults.changed(temperature=0.6, top_p=0.8, repetition_penalty=1.3)
+    def speech_defaults(self) -> Settings:
+        """Settings of speech for a request that names none."""
+        from edgespec.engine.outputs import output
+
+        return output("speech").defaults(self)
 
     # -- session files -----------------------------------------------------------------------------------------------
 

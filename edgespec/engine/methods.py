@@ -165,7 +165,7 @@ def own_choice(name: str) -> MethodChoice:
 
 def _how_to_have(manifest: Manifest, name: str) -> str:
     if name not in METHODS:
-        return str(METHODS.refused("method", name).hint)
+        return f"check the spelling; {METHODS.refused('method', name).hint}"
     if manifest.target.origin == "optimum" and METHODS[name].needs not in ("text", "draft"):
         return (
             f"its graph was exported by optimum, and {name} needs one of edgespec's own; architectures that edgespec "

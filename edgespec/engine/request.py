@@ -36,7 +36,7 @@ from edgespec.engine.methods import kept_of_model
 from edgespec.engine.pool import SessionPool
 from edgespec.engine.prompt_cache import KeptText
 from edgespec.engine.result import Chunk, Finish, Result
-from edgespec.engine.rules import relaxed, ruled, with_length
+from edgespec.engine.rules import ruled, with_length
 from edgespec.engine.sharing import FIRST
 from edgespec.errors import DeviceError, EdgespecError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
@@ -309,7 +309,7 @@ class Stream:
             logprobs=settings.logprobs,
             top_logprobs=settings.top_logprobs,
             shadow=usual if settings.shadow is None else settings.shadow,
-            accept=relaxed(engine, settings.accept),
+            accept=settings.accept.for_model(engine),
             source=self._source.tokens if self._source else (),
             first=tuple(self._sure.values()),
         )

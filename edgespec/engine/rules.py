@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
-from edgespec.decoding.verify import Accept
 from edgespec.engine.loaded import LoadedBundle
-from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.spoken import FrameRule
-from edgespec.runtimes.images.drawn import Lookalikes, OnlyCodes
+from edgespec.runtimes.images.drawn import OnlyCodes
 from edgespec.runtimes.text.rules import RuledText
 
 
@@ -41,12 +39,3 @@ def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, be
     length = min(engine.context, len(begin) + (settings.max_new_tokens or engine.context))
     bound = RuledText(rules, manifest.target.facts.vocab, ends, len(begin), length, sampling.constraint)
     return replace(sampling, constraint=bound)
-
-
-def relaxed(engine: LoadedBundle, accept: Accept) -> Accept:
-    """Tell an acceptance rule that needs it which codes look alike; an ``InvalidRequest``: there are no such codes."""
-    if accept.rule != "lantern":
-        return accept
-    if (codes := engine.bundle.manifest.codes) is None or codes.image is None:
-        raise InvalidRequest("acceptance rule lantern is for codes of pictures, and this model does not draw")
-    return replace(accept, near=Lookalikes(engine.bundle.path, codes, accept.k).near)

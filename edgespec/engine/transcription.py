@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.declared import copy_with
 from edgespec.decoding.loop import Round
 from edgespec.decoding.sampling import SamplingParams, log_softmax_at
 from edgespec.decoding.speech_rules import SpeechRules
@@ -117,10 +118,7 @@ class TranscriptionSettings:
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.
         """
-        known = {one.name for one in fields(self)}
-        if unknown := [name for name in changes if name not in known]:
-            raise unknown_name("setting", unknown[0], known)
-        return replace(self, **changes)
+        return copy_with(self, "setting", changes)
 
 
 @dataclass

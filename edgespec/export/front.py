@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from edgespec.errors import ExportError, InvalidRequest, unknown_name
+from edgespec.declared import copy_with
+from edgespec.errors import ExportError, InvalidRequest
 from edgespec.export.bundle.progress import Progress, shown
 from edgespec.export.bundle.writer import refuse_existing, save_manifest, staged_folder
 from edgespec.export.options import ExportChanges, ExportOptions
@@ -88,10 +89,7 @@ def export(
     for name, value in (("model", model), ("output", output)):
         if not isinstance(value, (str, os.PathLike)):
             raise InvalidRequest(f"{name} is {value!r}: expected a name or a folder")
-    known = {field.name for field in fields(ExportOptions)} - {"model", "output"}
     given: dict[str, Any] = dict(changes)
-    if unknown := given.keys() - known:
-        raise unknown_name("export option", min(unknown), known)
     for name in ("methods", "heads", "attention", "devices", "device_precisions"):
         if isinstance(given.get(name), str):
             given[name] = (given[name],)
@@ -105,7 +103,8 @@ def export(
         raise InvalidRequest(f"format {form!r}: expected one of {', '.join(get_args(Format))}")
     folder = Path(output)
     base = options or ExportOptions(os.fspath(model), folder)
-    wanted = replace(base, model=os.fspath(model), output=folder, **given)
+    named = replace(base, model=os.fspath(model), output=folder)
+    wanted = copy_with(named, "export option", given, omit=frozenset({"model", "output"}))
     if options is None and not {"format", "choose"} & given.keys():
         wanted = replace(wanted, choose=not wanted.names_format)
     with shown(progress) as report:

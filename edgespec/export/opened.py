@@ -33,11 +33,11 @@ from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.emit.plan import kept_types
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.format_choice import FormatChoice
-from edgespec.export.measuring.mixer import Mix
-from edgespec.export.measuring.plan import paying_rows
+from edgespec.export.measuring.mixer import BitAllocation
+from edgespec.export.measuring.plan import best_vocab_rows
 from edgespec.export.measuring.reading import Reading, reading, shares_encoder, source_rows
 from edgespec.export.measuring.skip_search import read_skip_set
-from edgespec.export.optimum.model import ForeignModel, is_foreign
+from edgespec.export.optimum.model import OptimumModel, is_foreign
 from edgespec.export.options import ExportOptions, refuse_draft, refuse_reading, refuse_target
 from edgespec.export.quantization.calibration_sound import read_sounds
 from edgespec.export.quantization.calibration_text import read_calibration, unmeasured
@@ -56,7 +56,7 @@ from edgespec.runtimes.files.formats import FILE
 from edgespec.runtimes.files.manifest import TextForm
 from edgespec.runtimes.text.codec import TextCodec
 
-SourceModel = EmittedModel | ForeignModel
+SourceModel = EmittedModel | OptimumModel
 """A target or a draft on its way into a bundle, whoever makes its graphs."""
 
 
@@ -77,7 +77,7 @@ class Opened:
         self.choice, self.draft_choice = options.choice, options.draft_choice
         self.format_choice: FormatChoice | None = None
         self.progress("open", 0, 1, options.model)
-        self.mix: Mix | None = None  # of the target
+        self.mix: BitAllocation | None = None  # of the target
         self.path = resolve(options.model, options.revision)
         self.target = self._open_target()
         self.notes = [*self.target.source.notes, *self.target.remedies]
@@ -190,7 +190,7 @@ class Opened:
         options = self.options
         if is_foreign(self.path):
             refuse_target(options, self.choice, self.path)
-            return ForeignModel.open(self.path, options.context)
+            return OptimumModel.open(self.path, options.context)
         adapter = None if options.adapter is None else resolve(options.adapter)
         arch = open_model(self.path, options.context, adapter, options.text_only)
         check_devices(arch, options.devices)
@@ -201,7 +201,7 @@ class Opened:
     def _open_draft(self, path: Path) -> SourceModel:
         if is_foreign(path):
             refuse_draft(self.options, path)
-            return ForeignModel.open(path, None)
+            return OptimumModel.open(path, None)
         if self.arch is not None and self.arch.hearing is not None and self.arch.hearing.sound is None:
             raise IncompatibleDraft("a model that draws by captions has no drafts yet: its other methods need none")
         arch = open_draft(path, self.arch, self.options.image_rows)
@@ -211,7 +211,7 @@ class Opened:
     def _cut_draft(self) -> None:
         size = self.options.draft_vocab
         if size is None and self.arch is not None and isinstance(self.draft, EmittedModel):
-            size = paying_rows(self.arch, self.draft.arch, first_ids(self.tokens))
+            size = best_vocab_rows(self.arch, self.draft.arch, first_ids(self.tokens))
         if self.draft is not None and size:
             scored = self._frequent(size, self.draft, "--draft-vocab")
             assert scored is not None
@@ -224,7 +224,7 @@ class Opened:
             return
         own = self.drafter.arch.own_head
         if size is None and self.drafter.tokens is None and self.drafter.method != EAGLE:
-            size = paying_rows(self.arch, self.drafter.arch, first_ids(self.tokens))
+            size = best_vocab_rows(self.arch, self.drafter.arch, first_ids(self.tokens))
         if size == 0 and own and self.drafter.tokens is not None:
             size = facts.vocab
         if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:

@@ -245,7 +245,7 @@ class ExportOptions:
 
     def _check_parts(self, methods: list[str]) -> None:
         if self.codes is not None and not self.codes.is_dir():
-            raise ExportError(f"--codes {self.codes}: there is no such folder", "give that of the decoder's checkpoint")
+            raise ExportError(f"--codec {self.codes}: there is no such folder", "give that of the decoder's checkpoint")
         if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
         if self.draft_vocab and not {SPECULATIVE, *needing("drafter")} & set(methods):

@@ -15,7 +15,7 @@ from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, has_exits, needing
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
-from edgespec.export.architectures.refused import NotText
+from edgespec.export.architectures.refused import NotCausalLM
 from edgespec.export.architectures.sights import limit_images
 from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.model_part import (
@@ -32,7 +32,7 @@ from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.drafters.heads import TrainedHeads
 from edgespec.export.drafters.mtp import has_mtp, planned_mtp
 from edgespec.export.drafters.read import PUBLISHED
-from edgespec.export.measuring.plan import PlannedModel, copied_files, entries, first_tokens, paying_rows
+from edgespec.export.measuring.plan import PlannedModel, best_vocab_rows, copied_files, entries, first_tokens
 from edgespec.export.measuring.planned_heads import assumed_draft, assumed_drafter, planned_heads
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.coded_keys import TABLES
@@ -176,7 +176,7 @@ def _drafter(
         arch, tapped = planned_mtp(target), (target.facts.layers,)
     rows = options.draft_vocab
     if rows is None and EAGLE not in wanted:  # whose LM head is its own: what it cannot guess it was not trained for
-        rows = paying_rows(target, arch)
+        rows = best_vocab_rows(target, arch)
     choice = replace(choice, head=choice.drafter_head)
     return PlannedModel(arch, choice, options.layout, "drafter/", rows=rows or None), tapped
 
@@ -190,7 +190,7 @@ def _planned_draft(target: Architecture, options: ExportOptions, assumed: list[s
     check_sizes(target.facts, arch.facts)
     context = min(target.facts.context, arch.facts.context)
     arch.facts = arch.facts.model_copy(update={"context": context})
-    rows = paying_rows(target, arch) if options.draft_vocab is None else options.draft_vocab
+    rows = best_vocab_rows(target, arch) if options.draft_vocab is None else options.draft_vocab
     draft = PlannedModel(arch, options.draft_choice, options.layout, "draft/", rows=rows or None)
     draft.for_devices(options.devices, None)
     return draft
@@ -233,7 +233,7 @@ def _opened(
         )
     try:
         return limited(architecture(source(path), text_only), context)
-    except NotText:
+    except NotCausalLM:
         raise
     except UnsupportedModel as error:
         from edgespec.export.optimum.model import find_graph, is_foreign, unsupported

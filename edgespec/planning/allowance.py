@@ -38,7 +38,7 @@ class Admission:
     checkpoints: int = CHECKPOINTS  # most checkpoints of states
 
 
-class Crowded(BudgetError):
+class MemoryBusyError(BudgetError):
     """Something fits the memory once other loaded models are freed."""
 
 
@@ -105,7 +105,7 @@ class Allowance:
 
         Raises:
             BudgetError: with a hint about what fits.
-            Crowded: it would without the others.
+            MemoryBusyError: it would without the others.
         """
         use = self._least(context or min(LEAST, self._use.context))
         limit = self._renew()
@@ -142,7 +142,7 @@ class Allowance:
 
         Raises:
             BudgetError: not even plain decoding fits.
-            Crowded: it does without the others.
+            MemoryBusyError: it does without the others.
         """
         limit = self._renew()
         if limit is None:
@@ -238,7 +238,7 @@ class Allowance:
         taken = self.others()
         if taken and self.limit is not None and self._bytes(use)[0] + busy <= self.limit:
             what = f"{show_bytes(self._bytes(use)[0] + busy)} are needed, {self._of(self.limit)}"
-            raise Crowded(f"{what}, of which other models have {show_bytes(taken)}", "ask again in a moment")
+            raise MemoryBusyError(f"{what}, of which other models have {show_bytes(taken)}", "ask again in a moment")
 
     def _refusal(self, what: str, use: RunOptions, limit: int, busy: int = 0) -> BudgetError:
         """Make the error of a request that does not fit; its hint is the number of tokens that do."""

@@ -7,7 +7,7 @@ from edgespec.runtimes.files.attention import default_attention, exact_attention
 from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, checkpoint_bytes, padded_dim, state_width
 from edgespec.runtimes.files.manifest import ModelPart
-from edgespec.runtimes.files.sound import SoundPart, WhisperFront
+from edgespec.runtimes.files.sound import SoundPart, WhisperFrontend
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
 
@@ -45,7 +45,7 @@ def heard_bytes(sound: SoundPart, part: ModelPart, rows: int) -> int:
     A row is stored in an array, in the buffer of the pass, in its scratch, and in the form that is multiplied.
     """
     convolutions, front = part.convolutions or [], sound.front
-    if isinstance(front, WhisperFront):
+    if isinstance(front, WhisperFrontend):
         return READ * rows * 3 * front.features.columns
     found = READ * rows * front.halved(front.bands) * convolutions[-1].facts.hidden
     for at, one in enumerate(convolutions):

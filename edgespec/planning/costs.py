@@ -22,13 +22,13 @@ from edgespec.formulas.cost import ASSUMED_VERIFY, rising
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
 from edgespec.planning.traffic import (
     attention_bytes,
-    exit_share,
+    early_exit_cost_ratio,
     fuse_weights,
+    head_pass_bytes,
     kept_share,
     kv_token_bytes,
     layer_size,
     layer_weights,
-    look_bytes,
     read_bytes,
     verify_curve,
     weight_size,
@@ -313,11 +313,11 @@ class Costs:
         if METHODS[method].at_once:
             groups = [group for group in target.heads if group.name in part.heads]
             groups = groups or [HeadGroup(name=method, kind="medusa", count=4)]
-            return float(sum(look_bytes(target, group, how) for group in groups)), 0.0
+            return float(sum(head_pass_bytes(target, group, how) for group in groups)), 0.0
         if needs == "heads":
             exits = [group.layer for group in target.heads if group.name in part.heads]
             below = min(exits, default=target.facts.layers // 2)
-            return weights * exit_share(target, below, how), kv * below / target.facts.layers
+            return weights * early_exit_cost_ratio(target, below, how), kv * below / target.facts.layers
         return 0.0, 0.0
 
 

@@ -30,7 +30,7 @@ Curve = Callable[[float], float]  # rows -> time; a mean of passes need not be o
 
 
 @dataclass(frozen=True)
-class Guessing:
+class DraftProfile:
     """How a method guesses."""
 
     rates: Sequence[float]  # P(accepted | put to the test) by position; the last one goes on
@@ -41,7 +41,7 @@ class Guessing:
     fixed: tuple[float, float] | None = None
 
 
-class Gain(NamedTuple):
+class SpeedupPrediction(NamedTuple):
     """What is predicted: speed over plain decoding, guesses and tokens of a round."""
 
     speedup: float
@@ -49,7 +49,9 @@ class Gain(NamedTuple):
     tokens: float = 1.0
 
 
-def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1, first: float | None = None) -> Gain:
+def best_gain(
+    guessing: DraftProfile, c: float, v: Curve, width: int = 1, first: float | None = None
+) -> SpeedupPrediction:
     """Find what control makes of a method.
 
     Args:
@@ -61,19 +63,19 @@ def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1, first: flo
     """
     whole = v(width)
     begin, further = (c if first is None else first) * width / whole, c * width / whole
-    tokens, found = 1.0, [Gain(1.0)]
+    tokens, found = 1.0, [SpeedupPrediction(1.0)]
     if guessing.fixed is not None:
         guesses, tokens = guessing.fixed
-        found.append(Gain(tokens / (v(width * (1 + guesses)) / whole), max(1, round(guesses)), tokens))
+        found.append(SpeedupPrediction(tokens / (v(width * (1 + guesses)) / whole), max(1, round(guesses)), tokens))
     elif guessing.ranks:  # the best trees of every size
         for nodes, (_, chance) in enumerate(grow(guessing.ranks, guessing.most), 1):
             tokens += chance
-            found.append(Gain(tokens / (begin + v(width * (1 + nodes)) / whole), nodes, tokens))
+            found.append(SpeedupPrediction(tokens / (begin + v(width * (1 + nodes)) / whole), nodes, tokens))
     else:
         for gamma in range(1, guessing.most + 1):
             tokens, more = expected_tokens(guessing.rates, gamma), 0 if guessing.at_once else gamma - 1
             time = begin + more * further + v(width * (1 + gamma)) / whole
-            found.append(Gain(tokens / time, gamma, tokens))
+            found.append(SpeedupPrediction(tokens / time, gamma, tokens))
     best = max(found, key=lambda gain: gain.speedup)
     return best._replace(speedup=best.speedup / v(1))  # the graph of all methods may be slower than plain decoding's
 
@@ -165,27 +167,27 @@ def _moved(trial: Trial, profile: Profile, costs: Costs) -> float:
 
 def _guessing(
     manifest: Manifest, use: RunOptions, trial: Trial | None, prior: Prior | None, notes: list[str]
-) -> Guessing:
+) -> DraftProfile:
     """How a method guesses here: as in a trial, as the export measured, or as the literature has it."""
     method, part = use.method, manifest.methods[use.method]
     most = use.gamma if use.gamma < GAMMA else part.gamma
     if METHODS[method].needs == "text" and trial is not None:
-        return Guessing(trial.acceptance, most, fixed=(trial.drafted / trial.rounds, trial.tokens_per_round))
+        return DraftProfile(trial.acceptance, most, fixed=(trial.drafted / trial.rounds, trial.tokens_per_round))
     if prior is None:  # it was tried
         assert trial is not None
-        return Guessing(trial.acceptance or [0.0], most, at_once=METHODS[method].at_once)
+        return DraftProfile(trial.acceptance or [0.0], most, at_once=METHODS[method].at_once)
     if prior.fixed is not None:
         notes.append(f"guesses: {prior.source}")
-        return Guessing([prior.acceptance], most, fixed=prior.fixed)
+        return DraftProfile([prior.acceptance], most, fixed=prior.fixed)
     if prior.ranks:
         ranks = part.ranks
         if not ranks:
             notes.append(f"how often heads are right: {prior.source}")
             ranks = prior.ranks
         nodes = use.gamma if use.gamma < GAMMA else MOST_NODES
-        return Guessing([ranks[0][0]], nodes, ranks, at_once=True)
+        return DraftProfile([ranks[0][0]], nodes, ranks, at_once=True)
     rates = trial.acceptance if trial is not None else list(part.measured[0].acceptance) if part.measured else []
     if not rates:
         notes.append(f"acceptance: {prior.source}")
         rates = [prior.acceptance * typical_share(manifest.beside(METHODS[method].needs))]
-    return Guessing(rates, most, at_once=METHODS[method].at_once)
+    return DraftProfile(rates, most, at_once=METHODS[method].at_once)

@@ -35,7 +35,7 @@ def _method(name: str) -> str:
     return name
 
 
-def _misfits(form: str, methods: Collection[str], operators: str) -> dict[str, str]:
+def _incompatible_options(form: str, methods: Collection[str], operators: str) -> dict[str, str]:
     """Options of an export that do not go with these, and why."""
     blocks, headed = form in BLOCK_FORMATS, set(needing("heads")) & set(methods)
     rules = {
@@ -127,7 +127,7 @@ class Recipe(_Part):
             "speculative needs draft: which model suits": SPECULATIVE not in prepared or bool(export.draft),
             "parameters are fewest and most": 0 < self.models.parameters[0] <= self.models.parameters[1],
         }
-        misfits = _misfits(export.format, prepared, export.operators)
+        misfits = _incompatible_options(export.format, prepared, export.operators)
         rules |= {why: not getattr(export, name) for name, why in misfits.items() if why}
         if broken := [rule for rule, kept in rules.items() if not kept]:
             raise ValueError(broken[0])
@@ -146,7 +146,7 @@ class Recipe(_Part):
         words = ["edgespec", "run", bundle, "--context", str(min(run.context, manifest.target.facts.context))]
         words += ["--method", run.method] if run.method in manifest.methods else []
         words += ["--attention", run.attention] if run.attention else []
-        words += ["--gamma", str(run.gamma)] if run.gamma else []
+        words += ["--num-draft-tokens", str(run.gamma)] if run.gamma else []
         return " ".join([*words, ask])
 
 
@@ -198,7 +198,7 @@ def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     export = recipe.export.model_dump(exclude={"draft"}, exclude_none=True)
     found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in export.items()}
     found |= given
-    drop = _misfits(found["format"], found["methods"], found["operators"])
+    drop = _incompatible_options(found["format"], found["methods"], found["operators"])
     return {name: value for name, value in found.items() if name in given or name not in drop}
 
 

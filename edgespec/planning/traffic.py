@@ -136,14 +136,14 @@ def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tupl
     return max(1 - saved / whole, 0.02), 1 - len(skip.attention) / facts.layers
 
 
-def look_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:
+def head_pass_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:
     """Bytes of weights that computing a group of heads reads: its own, and once the LM head that they share."""
     native, rows = operators == "native", part.head_vocab.size if part.head_vocab else part.facts.vocab
     shared = 0 if group.own else matrix_bytes(part.head_format or part.format, rows, part.facts.hidden, native)
     return group_bytes(part, group, native) + shared
 
 
-def exit_share(part: ModelPart, layer: int, operators: Operators) -> float:
+def early_exit_cost_ratio(part: ModelPart, layer: int, operators: Operators) -> float:
     """Compute the share of a pass that the layers below an exit, and the exit, read."""
     below = layer_weights(part.facts) * layer / part.facts.layers * layer_size(part, operators)
     ask = part.facts.hidden**2 * weight_size(part.format, operators)

@@ -23,9 +23,9 @@ class Advice:
     method: str  # the method; ``ar`` = plain decoding
     why: str  # in words, with the figures it rests on
     # the rows compared, as ``format method``; with several bundles of a format their folders instead
-    rests_on: list[str]
+    evidence: list[str]
     measured: bool  # whether the situation itself was measured; False = derived by a rule, which ``why`` names
-    pays: bool  # whether it is faster than plain decoding of the same bundle
+    faster_than_plain: bool  # whether it is faster than plain decoding of the same bundle
 
 
 def advise(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> list[Advice]:

@@ -11,7 +11,14 @@ from edgespec.decoding.target import BEST
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
-from edgespec.runtimes.ort.native_library import PARTS, PassCounts, Roofs, count_passes, measure_roofs, native_library
+from edgespec.runtimes.ort.native_library import (
+    PARTS,
+    PassCounts,
+    RooflineLimits,
+    count_passes,
+    measure_roofs,
+    native_library,
+)
 from edgespec.runtimes.slots.slot import Slot
 
 N = TypeVar("N")
@@ -63,7 +70,7 @@ def profile_passes(
             if turn >= WARM and (n not in best or found.wall < best[n].wall):
                 best[n] = found
     after, target = measure_roofs(threads), engine.bundle.manifest.target
-    roofs = Roofs(max(before.bandwidth, after.bandwidth), max(before.dots, after.dots))
+    roofs = RooflineLimits(max(before.bandwidth, after.bandwidth), max(before.dots, after.dots))
     planned = read_bytes(target, "native") + depth * kv_token_bytes(target, "native", engine.attention.name)
     return {
         "isa": native_library().isa,
@@ -76,7 +83,7 @@ def profile_passes(
     }
 
 
-def _pass(rows: int, found: PassCounts, one: float, roofs: Roofs) -> dict[str, Any]:
+def _pass(rows: int, found: PassCounts, one: float, roofs: RooflineLimits) -> dict[str, Any]:
     """Describe passes over so many rows; ``one``: seconds of a pass over the fewest."""
     parts = {
         name: {

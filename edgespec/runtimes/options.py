@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal, SupportsIndex, TypedDict, get_args
 
-from edgespec.errors import InvalidRequest, unknown_name
+from edgespec.declared import copy_with
+from edgespec.errors import InvalidRequest
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import choose_attention
 from edgespec.runtimes.files.formats import CHECKPOINTS, Attention, listed
@@ -112,10 +113,7 @@ class LoadOptions:
         Raises:
             InvalidRequest: an unknown name.
         """
-        known = {field.name for field in fields(self)}
-        if unknown := changes.keys() - known:
-            raise unknown_name("load option", min(unknown), known)
-        return replace(self, **changes)
+        return copy_with(self, "load option", changes)
 
     def seen(self, manifest: Manifest) -> Manifest:
         """Describe the same bundle with fewer rows an image, where that is asked for.

@@ -21,7 +21,7 @@ SAID = ("method_requested", "method_used", "reason", "details", "lossless", "exa
 
 
 @dataclass(frozen=True)
-class Scored:
+class TokenLogprob:
     """A token's piece, log-probability and bytes, and those of the likeliest tokens in its place.
 
     Bytes put together are the text, also where a token is a part of a character.
@@ -62,11 +62,11 @@ class Choice:
     codec: TextCodec | None = None  # writes the likeliest tokens; None = nobody asked
     parts: list[Part] = field(default_factory=list)  # so far
     result: Result | None = None  # once it has ended
-    late: bool = False  # it was cut because its time was over
+    timed_out: bool = False  # it was cut because its time was over
     enough: bool = False  # nothing that still comes is wanted
     thought: int = 0  # tokens of its thoughts, about
-    scored: list[Scored] = field(default_factory=list)  # of all its tokens
-    fresh: list[Scored] = field(default_factory=list)  # of those that were not written yet
+    scored: list[TokenLogprob] = field(default_factory=list)  # of all its tokens
+    fresh: list[TokenLogprob] = field(default_factory=list)  # of those that were not written yet
 
     def __post_init__(self) -> None:
         self._last: list[int] = []  # tokens
@@ -84,7 +84,7 @@ class Choice:
         else:
             pieces = [Piece("text", event.chunk.text)] if event.chunk.text else []
         if event.chunk is None:
-            self.result, self.late = event.result, event.late
+            self.result, self.timed_out = event.result, event.timed_out
         else:
             self.scored += (known := self._scored(event.chunk))
             self.fresh += known
@@ -97,7 +97,7 @@ class Choice:
             self.thought += len(event.chunk.round.tokens)
         return found
 
-    def _scored(self, chunk: Chunk) -> list[Scored]:
+    def _scored(self, chunk: Chunk) -> list[TokenLogprob]:
         """List what is known of each token of a chunk, where it was asked for."""
         item = chunk.round
         if item is None or item.logprobs is None:
@@ -110,7 +110,7 @@ class Choice:
             own = text.encode("utf-8", "replace")
             if codec and (REPLACEMENT in text or REPLACEMENT in codec.decode([token])):
                 own = codec.token_bytes(token)
-            found.append(Scored(text, value, named, own))
+            found.append(TokenLogprob(text, value, named, own))
             self._last = [*before[-7:], token]
         return found
 
@@ -145,7 +145,7 @@ class Choice:
         found = FINISH[self.result.finish]
         return "tool_calls" if self.calls and (self.enough or found == "stop") else found
 
-    def take_scored(self) -> list[Scored]:
+    def take_scored(self) -> list[TokenLogprob]:
         """Take what was not written yet."""
         found, self.fresh = self.fresh, []
         return found
@@ -193,7 +193,7 @@ def extension(choices: Sequence[Choice]) -> list[dict[str, Any]]:
     return [
         {
             **{name: getattr(result, name) for name in SAID},
-            "late": choice.late,
+            "timed_out": choice.timed_out,
             **{name: getattr(result.stats, name) for name in ("rounds", "drafted", "accepted")},
             "tokens_per_round": round(len(result.tokens) / max(1, result.stats.rounds), 3),
         }

@@ -23,12 +23,11 @@ from starlette.routing import Route
 
 from edgespec.engine.hearing import why_deaf
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.server.apis import APIS, Kind
+from edgespec.server.apis import APIS, COUNT, Kind
 from edgespec.server.audio import PATHS, TASKS, AudioRequest
 from edgespec.server.audio import Kind as AudioKind
-from edgespec.server.drawings import ImageRequest
-from edgespec.server.embeddings import Wanted
-from edgespec.server.errors import Failure, Gone, failure
+from edgespec.server.call import Call
+from edgespec.server.errors import ClientDisconnected, Failure, failure
 from edgespec.server.guard import BodyLimit, Guard, client_of
 from edgespec.server.held import held_by
 from edgespec.server.jobs import Jobs
@@ -100,7 +99,6 @@ class _Routes:
         self.started = int(time.time())
 
     def routes(self) -> list[Route]:
-        own = {"count": self.count, "embedding": self.embeddings, "image": self.images, "speech": self.speech}
         return [
             Route("/health", self.health),
             Route("/openapi.json", self.openapi),
@@ -108,9 +106,11 @@ class _Routes:
             Route("/v1/models", self.models),
             Route("/v1/models/{wanted:path}", self.model),
             *(
-                Route(api.path, own.get(kind) or partial(self._answer, kind), methods=["POST"])
+                Route(api.path, partial(self._respond if api.respond else self._answer, kind), methods=["POST"])
                 for kind, api in APIS.items()
+                if api.path != COUNT
             ),
+            Route(COUNT, self.count, methods=["POST"]),
             *(Route(path, partial(self.audio, kind), methods=["POST"]) for kind, path in PATHS.items()),
             Route("/v1/responses/{wanted}", self.response),
             Route("/v1/responses/{wanted}", self.forget, methods=["DELETE"]),
@@ -145,7 +145,7 @@ class _Routes:
         client = self.access.client(request)
         try:
             yield client
-        except Gone:
+        except ClientDisconnected:
             raise
         except EdgespecError as error:
             why = "invalid" if failure(error).status < 429 else "refused"
@@ -181,25 +181,14 @@ class _Routes:
         found, _ = await self._read(self.access.client(request), "count", request)
         return JSONResponse({"input_tokens": found["count"]})
 
-    async def embeddings(self, request: Request) -> Response:
+    async def _respond(self, kind: Kind, request: Request) -> Response:
+        """Answer a request to an API that writes no text."""
+        respond = APIS[kind].respond
+        assert respond is not None
         async with self._counting(request) as client:
-            found, texts = await self._read(client, "embedding", request)
-            wanted = Wanted(**found["wanted"])
-            async with self._jobs(request, wanted.model) as jobs:
-                return await jobs.embed(client, texts, wanted, request)
-
-    async def speech(self, request: Request) -> Response:
-        async with self._counting(request) as client:
-            found, (prompt,) = await self._read(client, "speech", request)
-            async with self._jobs(request, found["speech"]["model"]) as jobs:
-                return await jobs.speak(client, prompt, found["speech"], request)
-
-    async def images(self, request: Request) -> Response:
-        async with self._counting(request) as client:
-            found, _ = await self._read(client, "image", request)
-            asked = ImageRequest(**found["image"])
-            async with self._jobs(request, asked.model) as jobs:
-                return await jobs.draw(client, asked, request)
+            found, prompts = await self._read(client, kind, request)
+            async with self._jobs(request, found["model"]) as jobs:
+                return await respond(jobs, Call(found["asked"], prompts, client, request))
 
     async def audio(self, kind: AudioKind, request: Request) -> Response:
         async with self._counting(request) as client:

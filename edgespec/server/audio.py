@@ -19,8 +19,8 @@ from edgespec.engine.transcript import Segment, Transcript
 from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.runtimes.files.speech import Task
 from edgespec.server.errors import Failure, misread
-from edgespec.server.queues import Turns
-from edgespec.server.requests import Name, Strict
+from edgespec.server.queues import FairWorkQueue
+from edgespec.server.requests import Name, StrictModel
 from edgespec.server.writer import as_json, sse
 
 MOST_BODY = 25 << 20  # bytes of a form with a recording, as OpenAI takes
@@ -33,7 +33,7 @@ Tell = Callable[[Segment], object]
 TASKS: dict[Kind, Task] = {"transcriptions": "transcribe", "translations": "translate"}
 
 
-class AudioRequest(Strict):
+class AudioRequest(StrictModel):
     """``POST /v1/audio/transcriptions`` and ``translations``, but for the recording, ``file``.
 
     Fields of a form are texts.  A ``temperature`` of 0 is raised step by step where a text goes astray.
@@ -127,7 +127,7 @@ def run_of(
 
 
 async def as_it_comes(
-    turns: Turns, client: str, make: Callable[[Tell], Callable[[threading.Event], Transcript]]
+    turns: FairWorkQueue, client: str, make: Callable[[Tell], Callable[[threading.Event], Transcript]]
 ) -> AsyncIterator[Segment | Transcript]:
     """Yield segments as they come, and the whole transcript at the end; leaving ends it."""
     segments: asyncio.Queue[Segment | None] = asyncio.Queue()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from edgespec.engine.result import Chunk
 from edgespec.runtimes.text.call_syntax import Event as Piece
-from edgespec.server.answers import Choice, Part, Scored, extension
+from edgespec.server.answers import Choice, Part, TokenLogprob, extension
 from edgespec.server.errors import Failure
 from edgespec.server.writer import Body, Writer, listed, sse
 
@@ -76,7 +76,7 @@ class CompletionWriter(Writer):
     def _delta(self, piece: Piece, part: Part) -> Body:
         return {"text": piece.text}
 
-    def _logprobs(self, found: Sequence[Scored], offset: int) -> Body | None:
+    def _logprobs(self, found: Sequence[TokenLogprob], offset: int) -> Body | None:
         offsets = [offset + sum(len(one.text) for one in found[:at]) for at in range(len(found))]
         named = [{name: score for name, score, _ in one.likeliest} for one in found]
         likeliest = named if any(named) else None
@@ -111,7 +111,7 @@ class ChatWriter(CompletionWriter):
             call["function"] = {"arguments": piece.text}
         return {"delta": {"tool_calls": [call]}}
 
-    def _logprobs(self, found: Sequence[Scored], offset: int) -> Body | None:
+    def _logprobs(self, found: Sequence[TokenLogprob], offset: int) -> Body | None:
         tokens = [
             _token(one.text, one.logprob, one.bytes) | {"top_logprobs": [_token(*other) for other in one.likeliest]}
             for one in found

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import base64
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from starlette.responses import Response
 
-from edgespec.engine.engine import Engine
+from edgespec.decoding.loop import check_prompt
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import Pooling
-from edgespec.server.requests import Count, Ids, Name, Strict, several
+from edgespec.server.call import Call, Jobs, ModelTokens, in_pieces
+from edgespec.server.requests import Count, Ids, Name, StrictModel, several
 from edgespec.server.writer import listed
 
 MOST_INPUTS = 2048  # texts of a request, as OpenAI takes
@@ -22,25 +26,25 @@ MOST_WAITING = 4 * MOST_INPUTS  # texts of all requests to a model
 Vector = NDArray[np.float32]  # [dimensions]
 
 
-class HowEmbedded(Strict):
+class EmbeddingExtension(StrictModel):
     """The field ``edgespec``: ``pooling`` of the tokens' states; None = as the model says."""
 
     pooling: Pooling | None = None
 
 
-class Wanted(Strict):
+class EmbeddingOptions(StrictModel):
     """What is asked of a model beside the texts."""
 
     model: Name
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[Count, Field(ge=1)] | None = None
-    edgespec: HowEmbedded = HowEmbedded()
+    edgespec: EmbeddingExtension = EmbeddingExtension()
 
 
-class EmbeddingRequest(Wanted):
+class EmbeddingRequest(EmbeddingOptions):
     """``POST /v1/embeddings``."""
 
-    ignored: ClassVar[tuple[str, ...]] = ("user", "metadata", "input_type", "truncate_prompt_tokens")
+    ignored: ClassVar[Sequence[str]] = ("user", "metadata", "input_type", "truncate_prompt_tokens")
     input: (
         str
         | Ids
@@ -61,13 +65,31 @@ class EmbeddingRequest(Wanted):
         return found
 
 
-def run_of(engine: Engine, text: Sequence[int], wanted: Wanted) -> Callable[[threading.Event], Vector]:
-    """Give what embeds a text."""
+def read(tokens: ModelTokens, sent: EmbeddingRequest) -> tuple[dict[str, Any], list[array[int]]]:
+    """Read a request, as the fields of ``EmbeddingOptions``, and the token ids of each text."""
+    known = tokens.known
+    texts = [tokens.codec.encode(one) if isinstance(one, str) else one for one in sent.texts]
+    for text in texts:
+        check_prompt(text, SamplingParams(), known.vocab, known.context)
+    return sent.model_dump(exclude={"input"}), [array("i", text) for text in texts]
+
+
+async def respond(jobs: Jobs, call: Call) -> Response:
+    """Answer with embeddings."""
+    wanted = EmbeddingOptions(**call.asked)
     pooling, dimensions = wanted.edgespec.pooling, wanted.dimensions
-    return lambda cancel: engine.embed([text], pooling=pooling, dimensions=dimensions, cancel=cancel)[0]
+
+    def run(text: Sequence[int]) -> Callable[[threading.Event], Vector]:
+        return lambda cancel: jobs.engine.embed([text], pooling=pooling, dimensions=dimensions, cancel=cancel)[0]
+
+    queue = jobs.queue("texts to be embedded", MOST_WAITING, MOST_WAITING - MOST_WAITING // 4)
+    found = await jobs.wait(call.request, queue.results(call.client, [run(text) for text in call.prompts]))
+    tokens = sum(map(len, call.prompts))
+    jobs.metrics.embedded(jobs.name, tokens)
+    return await in_pieces(written(found, wanted, tokens))
 
 
-def written(vectors: Sequence[Vector], wanted: Wanted, tokens: int) -> Iterator[str]:
+def written(vectors: Sequence[Vector], wanted: EmbeddingOptions, tokens: int) -> Iterator[str]:
     """Write an answer, as some pieces of JSON."""
 
     def value(vector: Vector) -> str | list[float]:

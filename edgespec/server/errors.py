@@ -21,13 +21,13 @@ class Stopped(EdgespecError):
     """The server was stopped before a text was finished."""
 
 
-class Gone(EdgespecError):
+class ClientDisconnected(EdgespecError):
     """Nobody waits for a request any more."""
 
 
 KINDS: list[tuple[type[Exception], int, str]] = [
     (Busy, 429, "rate_limit_error"),
-    (Gone, 499, "invalid_request_error"),
+    (ClientDisconnected, 499, "invalid_request_error"),
     (Stopped, 503, "server_error"),
     (BudgetError, 503, "server_error"),
     (InvalidRequest, 400, "invalid_request_error"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,60 +16,26 @@ from starlette.responses import Response, StreamingResponse
 
 from edgespec.decoding.settings import Grammar, Settings
 from edgespec.engine.engine import Engine
-from edgespec.engine.speaking import sound_part
 from edgespec.engine.transcript import Segment, Transcript
 from edgespec.runtimes.files.speech import Task
 from edgespec.runtimes.text.call_syntax import Event as Piece
-from edgespec.server import audio, drawings, embeddings, pictures
+from edgespec.server import audio, pictures
 from edgespec.server.answers import Choice, Part
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.audio import AudioRequest
+from edgespec.server.call import in_pieces
 from edgespec.server.drafts import Drafts
-from edgespec.server.drawings import ImageRequest, drawn
-from edgespec.server.embeddings import Wanted, written
-from edgespec.server.errors import Gone, Stopped, failure
+from edgespec.server.errors import ClientDisconnected, Stopped, failure
 from edgespec.server.metrics import Metrics
-from edgespec.server.queues import Turns, refuse
-from edgespec.server.reading import Read
+from edgespec.server.queues import FairWorkQueue, refuse
+from edgespec.server.reading import ParsedRequest
 from edgespec.server.responses import ResponseWriter
-from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
-from edgespec.server.speech import answered, require_coder, speech_settings, spoken
+from edgespec.server.scheduler import Event, Limits, PendingRequest, Scheduler
 from edgespec.server.stored import Stored
+from edgespec.server.waiting import cancel_on_disconnect
 from edgespec.server.writer import Writer, sse
 
 Found = TypeVar("Found")
-
-
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Found]) -> Found:
-    """Wait for some work of a request that was read.
-
-    Raises:
-        Gone: its client has gone, and it is cancelled.
-    """
-    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Gone("its client has gone")
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _gone(request: Request) -> None:
-    """Wait until the client of a request has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def in_pieces(pieces: Iterator[str]) -> Response:
-    """Answer with JSON that is written in pieces, others between them."""
-    found = []
-    for piece in pieces:
-        found.append(piece)
-        await asyncio.sleep(0)
-    return Response("".join(found).encode("utf-8", "replace"), media_type="application/json")
 
 
 @dataclass
@@ -77,7 +43,7 @@ class Job:
     """A request's tickets and what comes of them."""
 
     writer: Writer
-    tickets: list[Ticket]
+    tickets: list[PendingRequest]
     events: asyncio.Queue[tuple[int, Event]]
     owner: str
 
@@ -114,23 +80,35 @@ class Jobs:
         self.stored, self.metrics = stored, metrics
         self.scheduler = Scheduler(engine, limits, make_room)
         seconds = limits.seconds
-        self.transcriber = Turns("recordings", seconds, audio.MOST_WAITING, audio.MOST_OF_ONE)
-        waiting = embeddings.MOST_WAITING
-        self.embedder = Turns("texts to be embedded", seconds, waiting, waiting - waiting // 4)
-        self.viewer = Turns("requests with pictures to be read", seconds, pictures.MOST_WAITING, pictures.MOST_OF_ONE)
-        waiting = drawings.MOST_WAITING
-        self.drawer = Turns("pictures to be drawn", seconds, waiting, waiting - waiting // 4)
+        self.transcriber = FairWorkQueue("recordings", seconds, audio.MOST_WAITING, audio.MOST_OF_ONE)
+        self.viewer = FairWorkQueue(
+            "requests with pictures to be read", seconds, pictures.MOST_WAITING, pictures.MOST_OF_ONE
+        )
+        self._queues: dict[str, FairWorkQueue] = {}
         self._compiling = ThreadPoolExecutor(1, "edgespec-grammars")
 
     @property
     def busy(self) -> bool:
         """Whether a request is not answered yet."""
-        return self.scheduler.busy or self.transcriber.busy or self.viewer.busy or self.drawer.busy
+        queues = (self.transcriber, self.viewer, *self._queues.values())
+        return self.scheduler.busy or any(queue.busy for queue in queues)
+
+    def queue(self, what: str, most: int, most_of_one: int) -> FairWorkQueue:
+        """Return the queue of an API's work, which runs one after the other; it is made at the first call.
+
+        Args:
+            what: description of the work, as in ``pictures to be drawn``.
+            most: maximum number of works that wait.
+            most_of_one: the same of one client.
+        """
+        if what not in self._queues:
+            self._queues[what] = FairWorkQueue(what, self.scheduler.limits.seconds, most, most_of_one)
+        return self._queues[what]
 
     def stop(self, grace: float | None = None) -> None:
         """Take no more, and end what waits; see ``Scheduler.stop``."""
         self.scheduler.stop(grace)
-        for queue in (self.embedder, self.transcriber, self.viewer, self.drawer):
+        for queue in (self.transcriber, self.viewer, *self._queues.values()):
             queue.stop()
         if (work := self.transcriber.doing) is not None:  # which may go on for minutes
             work.cancel.set()
@@ -141,7 +119,7 @@ class Jobs:
         self.scheduler.close()
         self._compiling.shutdown(cancel_futures=True)
 
-    async def start(self, kind: Kind, read: Read, client: str, owner: str = "") -> Job:
+    async def start(self, kind: Kind, read: ParsedRequest, client: str, owner: str = "") -> Job:
         """Line up all texts of a request; none of them if one cannot be.
 
         Args:
@@ -188,7 +166,7 @@ class Jobs:
                 job.events.put_nowait((index, event))
 
             try:
-                job.tickets.append(self._submit(prompt, settings, put, client, writer.id))
+                job.tickets.append(self.submit(prompt, settings, put, client, writer.id))
             except BaseException:
                 job.cancel()
                 raise
@@ -200,10 +178,10 @@ class Jobs:
         else:
             self.engine.guidance.require(grammar)
 
-    def _submit(
+    def submit(
         self, prompt: Sequence[int], settings: Settings, put: Callable[[Event], None], client: str, request: str
-    ) -> Ticket:
-        """Line up a text whose events are put, by the loop, where they are waited for."""
+    ) -> PendingRequest:
+        """Line up a text; the event loop calls ``put`` with its events."""
         loop = asyncio.get_running_loop()
 
         def sink(event: Event) -> None:
@@ -212,17 +190,21 @@ class Jobs:
             with suppress(RuntimeError):  # the loop has ended: nobody waits
                 loop.call_soon_threadsafe(put, event)
 
-        return self.scheduler.submit(Ticket(prompt, settings, sink, client, request, self._owner(client)))
+        return self.scheduler.submit(PendingRequest(prompt, settings, sink, client, request, self._owner(client)))
 
     def _owner(self, client: str) -> str | None:
         """Whose what is computed is: of one client, or of all."""
         return None if self.shared else client
 
-    async def _waited(self, request: Request, work: Coroutine[Any, Any, Found]) -> Found:
-        """Wait for work that is no text; texts are counted where they end."""
+    async def wait(self, request: Request, work: Coroutine[Any, Any, Found]) -> Found:
+        """Wait for work of a request, which a client that leaves cancels; texts are counted where they end.
+
+        Raises:
+            ClientDisconnected: the client has left.
+        """
         try:
-            return await unless_gone(request, work)
-        except Gone:
+            return await cancel_on_disconnect(request, work)
+        except ClientDisconnected:
             self.metrics.refused(self.name, "cancelled")
             raise
 
@@ -234,36 +216,11 @@ class Jobs:
                 pass
 
         try:
-            await unless_gone(request, gather())
+            await cancel_on_disconnect(request, gather())
         finally:
             job.cancel()
         self._keep(job)
         return await in_pieces(job.writer.whole())
-
-    async def embed(self, client: str, texts: Sequence[Sequence[int]], wanted: Wanted, request: Request) -> Response:
-        """Answer with embeddings."""
-        runs = [embeddings.run_of(self.engine, text, wanted) for text in texts]
-        found = await self._waited(request, self.embedder.results(client, runs))
-        tokens = sum(map(len, texts))
-        self.metrics.embedded(self.name, tokens)
-        return await in_pieces(written(found, wanted, tokens))
-
-    async def draw(self, client: str, asked: ImageRequest, request: Request) -> Response:
-        """Answer with pictures."""
-        self.engine.choose_for(self.engine.defaults.changed(**asked.changes()))
-        runs = [asked.run_of(self.engine, at) for at in range(asked.n)]
-        return await in_pieces(drawn(await self._waited(request, self.drawer.results(client, runs))))
-
-    async def speak(self, client: str, prompt: Sequence[int], asked: dict[str, Any], request: Request) -> Response:
-        """Answer with sound, as its codes come."""
-        settings = speech_settings(self.engine, asked, self.scheduler.limits.tokens)
-        self.engine.choose_for(settings)
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        form, rate = asked["response_format"], sound_part(self.engine.bundle.manifest)[1].rate
-        require_coder(form)
-        ticket = self._submit(prompt, settings, events.put_nowait, client, secrets.token_hex(12))
-        pieces = spoken(self.engine, asked["seed"], events, ticket.cancel)
-        return await unless_gone(request, answered(pieces, form, rate))
 
     async def transcribe(
         self, client: str, sound: bytes, asked: AudioRequest, task: Task, request: Request
@@ -273,7 +230,7 @@ class Jobs:
         if asked.stream:
             running = audio.as_it_comes(self.transcriber, client, make)
             return StreamingResponse(self._heard(running), media_type="text/event-stream")
-        (found,) = await self._waited(request, self.transcriber.results(client, [make()]))
+        (found,) = await self.wait(request, self.transcriber.results(client, [make()]))
         self.metrics.transcribed(self.name, found.how)
         text, kind = audio.written(found, asked.response_format)
         return Response(text.encode("utf-8", "replace"), media_type=kind)

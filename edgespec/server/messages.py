@@ -23,9 +23,9 @@ from edgespec.server.requests import (
     NO_TOOLS,
     ChatRequest,
     Count,
-    Described,
     Most,
-    Sampled,
+    OpaqueObject,
+    SamplingFields,
     Stop,
 )
 from edgespec.server.writer import Body, Writer, as_json, sse
@@ -35,14 +35,14 @@ HEADER = "x-anthropic-"  # begins a block that a client writes for the service's
 _CHOICES: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class Turn(Described):
+class Turn(OpaqueObject):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
     content: Blocks | None = None
 
 
-class MessagesRequest(Sampled):
+class MessagesRequest(SamplingFields):
     """``POST /v1/messages``; ``max_tokens`` beyond the server's limit is that limit."""
 
     ignored: ClassVar[Sequence[str]] = (

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from edgespec.engine.result import Result
 from edgespec.runtimes.process import peak_bytes
-from edgespec.server.errors import Busy, Gone, Stopped
+from edgespec.server.errors import Busy, ClientDisconnected, Stopped
 from edgespec.server.scheduler import Event
 
 TOKENS_PER_SECOND = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
@@ -61,9 +61,9 @@ class Metrics:
     def ended(self, model: str, event: Event) -> None:
         """Count a text by its last event, whoever still waits for it."""
         if event.result is not None:
-            self._written(model, event.result, event.late)
+            self._written(model, event.result, event.timed_out)
             return
-        kinds = ((Busy, "refused"), (Stopped, "stopped"), (Gone, "cancelled"))
+        kinds = ((Busy, "refused"), (Stopped, "stopped"), (ClientDisconnected, "cancelled"))
         self.refused(model, next((end for kind, end in kinds if isinstance(event.error, kind)), "failed"))
 
     def refused(self, model: str, why: str) -> None:
@@ -84,9 +84,9 @@ class Metrics:
         """All figures in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _written(self, model: str, result: Result, late: bool) -> None:
+    def _written(self, model: str, result: Result, timed_out: bool) -> None:
         stats = result.stats
-        self._requests.labels(model, "late" if late else result.finish).inc()
+        self._requests.labels(model, "timed_out" if timed_out else result.finish).inc()
         self._prompt.labels(model).inc(stats.prompt_tokens)
         self._reused.labels(model).inc(stats.reused_tokens)
         self._decoded(model, result.method_used, len(result.tokens), stats.drafted, stats.accepted)

@@ -20,7 +20,7 @@ from edgespec.engine.embedding import why_no_embeddings
 from edgespec.engine.loading import load
 from edgespec.engine.methods import own_sampling
 from edgespec.errors import InvalidRequest
-from edgespec.planning.allowance import OFF, Allowance, Crowded
+from edgespec.planning.allowance import OFF, Allowance, MemoryBusyError
 from edgespec.planning.budget import parse_bytes
 from edgespec.planning.footprint import LOADING, PROCESS, RUNNING, SERVER
 from edgespec.runtimes.files.manifest import read_manifest
@@ -29,7 +29,7 @@ from edgespec.server.errors import Busy, Stopped
 from edgespec.server.held import ASIDE, HeldBytes
 from edgespec.server.jobs import Jobs
 from edgespec.server.metrics import Metrics
-from edgespec.server.reading import Known
+from edgespec.server.reading import ModelInfo
 from edgespec.server.scheduler import Limits
 from edgespec.server.stored import Stored
 
@@ -89,7 +89,7 @@ class Model:
         vocab, eos = manifest.target.facts.vocab, tuple(manifest.tokenizer.eos)
         source = manifest.target.source
         text, most = (manifest.text, source.most) if source and source.kind == "text" else (None, 0)
-        self.known = Known(
+        self.known = ModelInfo(
             str(folder),
             name,
             vocab,
@@ -324,7 +324,7 @@ class Models:
         with self._memory:
             try:
                 allowance.admit_bundle(self.options.context)
-            except Crowded:
+            except MemoryBusyError:
                 return False
             loaded.size = allowance.loaded_bytes()
             self._loaded.append(loaded)

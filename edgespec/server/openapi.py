@@ -11,10 +11,9 @@ from edgespec.server.audio import PATHS, AudioRequest, Kind
 from edgespec.server.errors import MESSAGES
 from edgespec.server.messages import MessagesRequest
 from edgespec.server.pictures import MOST_PICTURES, MOST_PIXELS, MOST_SECONDS
-from edgespec.server.reading import Known
-from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS
+from edgespec.server.reading import ModelInfo
+from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS, StrictModel
 from edgespec.server.scheduler import Limits
-from edgespec.server.speech import KINDS
 from edgespec.version import __version__
 
 Shape = dict[str, Any]
@@ -26,7 +25,7 @@ FILE: Shape = {"type": "string", "contentMediaType": "application/octet-stream"}
 EVENT: Shape = {"type": "object", "properties": {"event": TEXT, "data": TEXT}, "required": ["data"]}
 
 
-def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
+def describe(models: Sequence[ModelInfo], limits: Limits, keys: bool) -> Shape:
     """Describe one server.
 
     Args:
@@ -37,7 +36,8 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
     schemas: Shape = {}
     name: Shape = {"enum": [known.name for known in models]}
     vocab = ", ".join(f"{known.vocab} for {known.name}" for known in models)
-    for asked in (*(api.request for api in APIS.values()), AudioRequest):
+    requests: list[type[StrictModel]] = [*(api.request for api in APIS.values()), AudioRequest]
+    for asked in requests:
         made = asked.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= made.pop("$defs", {})
         made["properties"]["model"] = name | {"title": "Model"}
@@ -66,9 +66,9 @@ def describe(models: Sequence[Known], limits: Limits, keys: bool) -> Shape:
         **{api.path: _api(api) for api in APIS.values()},
         **{path: _audio(kind, schemas["AudioRequest"]) for kind, path in PATHS.items()},
     }
-    spoken = {kind: {"schema": FILE} for kind in KINDS.values()}
-    paths[APIS["speech"].path]["post"]["responses"]["200"]["content"] = spoken
     components: Shape = {"schemas": schemas | _answers(name) | _other_answers(name)}
+    for api in APIS.values():
+        components["schemas"] |= api.shapes
     if keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path in paths.keys() - {"/health", "/openapi.json"}:
@@ -104,7 +104,10 @@ def _post(what: str, asked: str, answer: str, stream: bool = True, error: str = 
 
 def _api(api: Api) -> Shape:
     error = "Error" if api.path.startswith(MESSAGES) else "Failure"
-    return _post(api.what, api.request.__name__, api.answer, api.writer is not None, error)
+    made = _post(api.what, api.request.__name__, api.answer, api.writer is not None, error)
+    if api.content is not None:
+        made["post"]["responses"]["200"]["content"] = {kind: {"schema": shape} for kind, shape in api.content.items()}
+    return made
 
 
 def _audio(kind: Kind, asked: Shape) -> Shape:
@@ -161,7 +164,7 @@ _HOW = _object(
     tokens_per_round=NUMBER,
     details=_list(TEXT),
     **_each(TEXT, "method_used", "reason", "finish"),
-    **_each(FLAG, "lossless", "late"),
+    **_each(FLAG, "lossless", "timed_out"),
     **_each(WHOLE, "rounds", "drafted", "accepted"),
 ) | {"additionalProperties": True}
 
@@ -253,9 +256,6 @@ def _other_answers(name: Shape) -> Shape:
             data=_list(vector),
             model=name,
             usage=_object(prompt_tokens=WHOLE, total_tokens=WHOLE),
-        ),
-        "Pictures": _object(
-            created=WHOLE, data=_list(_object(b64_json=TEXT)), output_format=TEXT, size=TEXT, edgespec=_list(ANY)
         ),
         "Transcript": _object(text=TEXT, usage=_object(type=_const("duration"), seconds=NUMBER))
         | {"additionalProperties": True},  # times, language and how it was decoded

@@ -74,7 +74,7 @@ def has_pictures(content: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisionConfig:
     """How a model sees, or hears."""
 
     sense: ImagePart | SoundPart  # as in the manifest

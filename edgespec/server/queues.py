@@ -100,7 +100,7 @@ class FairQueue(Generic[Item]):
             del self._clients[client]
 
 
-class OneByOne(FairQueue[Item]):
+class SerialQueue(FairQueue[Item]):
     """A queue whose items are done one at a time, by a task that runs while some wait.
 
     Args:
@@ -150,7 +150,7 @@ class Work(Generic[Found]):
     cancel: threading.Event = field(default_factory=threading.Event)
 
 
-class Turns(OneByOne[Work[Any]]):
+class FairWorkQueue(SerialQueue[Work[Any]]):
     """Works of requests, one at a time, of each client in turn; beside them texts are decoded.
 
     Args:

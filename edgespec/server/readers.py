@@ -15,7 +15,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from edgespec.errors import EdgespecError
 from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Busy, Failure, Stopped
 from edgespec.server.held import Held
-from edgespec.server.queues import OneByOne, answer, refuse
-from edgespec.server.reading import HEAD, KINDS, MEMORY, Asking, Known, Read, command, understood
+from edgespec.server.queues import SerialQueue, answer, refuse
+from edgespec.server.reading import HEAD, MEMORY, Asking, ModelInfo, ParsedRequest, command, kinds, understood
 
 MOST_NOTED = 256  # fields that are logged
 SMALL = 1 << 14  # bytes of a small request
@@ -63,11 +63,11 @@ class Readers:
         log: takes a line for each field that is not known; None = none is written.
     """
 
-    def __init__(self, models: Sequence[Known], log: Callable[[str], None] | None = None) -> None:
+    def __init__(self, models: Sequence[ModelInfo], log: Callable[[str], None] | None = None) -> None:
         self._known = {known.name: known for known in models}
         self._log, self._noted = log or (lambda _: None), set[tuple[str, str]]()
-        self._small = _Lane(models, QUICK, False)
-        self._large = _Lane(models, SLOW, True)
+        self._small = WorkerQueue(models, QUICK, False)
+        self._large = WorkerQueue(models, SLOW, True)
 
     async def start(self) -> None:
         """Start the process for small requests, so that the first one need not wait for it.
@@ -84,7 +84,7 @@ class Readers:
 
     async def read(
         self, client: str, kind: Kind, body: bytes, look_up: LookUp | None = None, held: Held | None = None
-    ) -> Read:
+    ) -> ParsedRequest:
         """Read what is asked.
 
         Args:
@@ -119,15 +119,15 @@ class Readers:
         for name in names:
             if (kind, name) not in self._noted and len(self._noted) < MOST_NOTED:
                 self._noted.add((kind, name))
-                self._log(f"{APIS[cast(Kind, kind)].path}: ignored the field {name!r}, which this server does not know")
+                self._log(f"{APIS[kind].path}: ignored the field {name!r}, which this server does not know")
 
 
-class _Lane:
+class WorkerQueue:
     """One process, and who waits for it."""
 
-    def __init__(self, models: Sequence[Known], seconds: int, grammars: bool) -> None:
+    def __init__(self, models: Sequence[ModelInfo], seconds: int, grammars: bool) -> None:
         self._command, self._seconds = command(models, grammars), seconds
-        self._waiting: OneByOne[_Work] = OneByOne(lambda work: answer(work.done, lambda: self._exchange(work)))
+        self._waiting: SerialQueue[_Work] = SerialQueue(lambda work: answer(work.done, lambda: self._exchange(work)))
         self._process: Process | None = None
         self._starting = asyncio.Lock()
 
@@ -184,7 +184,7 @@ class _Lane:
     async def _exchange(self, work: _Work) -> Told:
         process = await self.start()
         assert process.stdin is not None
-        head = HEAD.pack(self._seconds, KINDS.index(work.kind), len(work.body), len(work.earlier))
+        head = HEAD.pack(self._seconds, kinds().index(work.kind), len(work.body), len(work.earlier))
         try:
             found, prompts = await asyncio.wait_for(self._told(process, head, work), WAIT)
         except asyncio.TimeoutError as error:

@@ -35,16 +35,13 @@ from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.runtimes.text.sources import SourceTexts
-from edgespec.server.apis import APIS, Kind, Request, fields_of
+from edgespec.server.apis import APIS, Kind, fields_of
 from edgespec.server.audio import TASKS, read_form
 from edgespec.server.audio import Kind as AudioKind
-from edgespec.server.drawings import ImageRequest
-from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.errors import Failure, failure, misread
-from edgespec.server.pictures import Given, Sight
-from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
+from edgespec.server.pictures import Given, VisionConfig
+from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, ChatRequest, CompletionBase, CompletionRequest
 from edgespec.server.responses import ResponsesRequest
-from edgespec.server.speech import SpeechRequest
 from edgespec.server.tooling import Plan, plan_chat
 
 COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
@@ -58,7 +55,7 @@ STARTING = 60  # seconds of processor time to open a tokenizer
 
 
 @dataclass(frozen=True)
-class Known:
+class ModelInfo:
     """What a reader must know of a model that is served.
 
     Attributes:
@@ -90,13 +87,17 @@ class Known:
     codes: CodesPart | None = None
 
 
-MODELS = TypeAdapter(list[Known])
+MODELS = TypeAdapter(list[ModelInfo])
 Asking = Kind | AudioKind
-KINDS: list[Asking] = [*APIS, *TASKS]  # of requests, as the processes number them
+
+
+def kinds() -> list[Asking]:
+    """List the kinds of requests, as the processes number them."""
+    return [*APIS, *TASKS]
 
 
 @dataclass(frozen=True)
-class Read:
+class ParsedRequest:
     """A request that may run.
 
     Attributes:
@@ -134,16 +135,16 @@ class Read:
         return [self.settings.changed(seed=self.seed + at) for at in range(self.choices)]
 
 
-class _Tokens:
+class ModelTokens:
     """A model's tokens, and the grammars that are made of them."""
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: ModelInfo) -> None:
         self.known = known
         self.codec = TextCodec(Path(known.bundle))
         self.sources: SourceTexts | None = None
         if known.text is not None:
             self.sources = SourceTexts(Path(known.bundle), known.text, self.codec)
-        self.sight = None if known.sense is None else Sight(known.sense, known.pictures)
+        self.sight = None if known.sense is None else VisionConfig(known.sense, known.pictures)
         self.tried: dict[Grammar, None] = {}  # grammars that can be followed
 
     @cached_property
@@ -167,19 +168,19 @@ class Reader:
     """
 
     def __init__(
-        self, models: Sequence[Known], grammars: bool = True, limit: Callable[[int], object] = lambda _: None
+        self, models: Sequence[ModelInfo], grammars: bool = True, limit: Callable[[int], object] = lambda _: None
     ) -> None:
         self._models, self._grammars, self._limit = {known.name: known for known in models}, grammars, limit
-        self._opened: dict[str, _Tokens] = {}
+        self._opened: dict[str, ModelTokens] = {}
         self.seconds = STARTING
         self._tokens(models[0].name)
 
-    def _tokens(self, model: str) -> _Tokens:
+    def _tokens(self, model: str) -> ModelTokens:
         if model not in self._models:
             raise no_model(model, self._models)
         if model not in self._opened:
             self._limit(STARTING)
-            self._opened[model] = _Tokens(self._models[model])
+            self._opened[model] = ModelTokens(self._models[model])
             self._limit(self.seconds)
         return self._opened[model]
 
@@ -204,21 +205,13 @@ class Reader:
         found, prompts = self._read(kind, APIS[kind].request.model_validate(made), earlier)
         return found | {"unknown": unknown[:MOST_UNKNOWN]}, prompts
 
-    def _read(self, kind: Kind, sent: Request, earlier: bytes) -> tuple[dict[str, Any], list[array[int]]]:
-        if isinstance(sent, EmbeddingRequest):
-            return _texts(self._tokens(sent.model), sent)
-        if isinstance(sent, ImageRequest):
-            codes = self._tokens(sent.model).known.codes
-            if codes is None or codes.image is None:
-                raise InvalidRequest(f"model {sent.model!r} does not draw", "ask for one like builtin:glyphs")
-            return {"image": sent.model_dump()}, []
-        if isinstance(sent, SpeechRequest):
-            own = self._tokens(sent.model)
-            told, spoken = sent.read(own.known.codes, own.codec, own.known.vocab, own.known.context)
-            return {"speech": told}, [spoken]
+    def _read(self, kind: Kind, sent: Any, earlier: bytes) -> tuple[dict[str, Any], list[array[int]]]:
+        if (read := APIS[kind].read) is not None:
+            data, texts = read(self._tokens(sent.model), sent)
+            return {"model": sent.model, "asked": data}, texts
         if isinstance(sent, ResponsesRequest) and sent.previous_response_id and not earlier:
             return {"previous": sent.previous_response_id}, []
-        asked: Asked = sent.asked(earlier)
+        asked: CompletionBase = sent.asked(earlier)
         if asked.edgespec.show_drafts and kind not in ("completion", "chat"):
             raise InvalidRequest("show_drafts: only streams of completions and chats show guesses")
         tokens = self._tokens(asked.model)
@@ -261,7 +254,7 @@ class Reader:
         }, tokenized
 
 
-def _prompts(tokens: _Tokens, asked: Asked) -> tuple[list[list[int]], int, Plan]:
+def _prompts(tokens: ModelTokens, asked: CompletionBase) -> tuple[list[list[int]], int, Plan]:
     """Token ids, how many new tokens there are where the request says nothing, and how answers are read."""
     known = tokens.known
     if isinstance(asked, ChatRequest):
@@ -274,29 +267,21 @@ def _prompts(tokens: _Tokens, asked: Asked) -> tuple[list[list[int]], int, Plan]
     if tokens.sources is None:
         encoded = [tokens.codec.encode(one) if isinstance(one, str) else one for one in given]
         return encoded, COMPLETION_TOKENS, Plan(grammar=asked.grammar)
-    languages = asked.edgespec.source_language, asked.edgespec.target_language
+    own = asked.edgespec.model_dump()
+    languages = own["source_language"], own["target_language"]
     tokens.sources.begin(*languages)
     encoded = [tokens.sources.encode(one, *languages) if isinstance(one, str) else one for one in given]
     most = tokens.sources.form.rules.most or known.tokens  # a translation goes to its end
     return encoded, max(1, min(known.tokens, most, known.context - 1)), Plan(grammar=asked.grammar)
 
 
-def _texts(tokens: _Tokens, sent: EmbeddingRequest) -> tuple[dict[str, Any], list[array[int]]]:
-    """Read what is to be embedded, as the fields of ``Wanted``, and the token ids of each text."""
-    known = tokens.known
-    texts = [tokens.codec.encode(one) if isinstance(one, str) else one for one in sent.texts]
-    for text in texts:
-        check_prompt(text, SamplingParams(), known.vocab, known.context)
-    return {"wanted": sent.model_dump(exclude={"input"})}, [array("i", text) for text in texts]
-
-
-def _predicted(tokens: _Tokens, text: str) -> array[int]:
+def _predicted(tokens: ModelTokens, text: str) -> array[int]:
     """Tokenize what is expected, as far as the context reaches."""
     context = tokens.known.context
     return array("i", tokens.codec.encode(text[: LONGEST_TOKEN * context], special=False)[:context])
 
 
-def _tried(tokens: _Tokens, grammar: Grammar) -> bool:
+def _tried(tokens: ModelTokens, grammar: Grammar) -> bool:
     """Refuse a grammar that cannot be followed -> whether it is large."""
     try:
         guidance = tokens.guidance
@@ -349,7 +334,7 @@ def settings_of(
     return base.changed(**changes | lists | {"logit_bias": biases})
 
 
-def understood(models: Mapping[str, Known], found: dict[str, Any], prompts: list[array[int]]) -> Read:
+def understood(models: Mapping[str, ModelInfo], found: dict[str, Any], prompts: list[array[int]]) -> ParsedRequest:
     """Make a request from what ``Reader.read`` gave."""
     grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
     model = found["model"]
@@ -360,7 +345,7 @@ def understood(models: Mapping[str, Known], found: dict[str, Any], prompts: list
     how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single", "large")}
     echo = found["echo"] | found["blobs"]
     shape = AnswerShape(**found["shape"])
-    return Read(model, prompts, settings, shape=shape, pictures=found["pictures"], echo=echo, **how)
+    return ParsedRequest(model, prompts, settings, shape=shape, pictures=found["pictures"], echo=echo, **how)
 
 
 def _no_number(name: str) -> None:
@@ -377,7 +362,7 @@ def _inside(value: Any) -> Iterator[Any]:
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
-def serve(models: Sequence[Known], grammars: bool) -> None:
+def serve(models: Sequence[ModelInfo], grammars: bool) -> None:
     """Answer until there is nobody to ask."""
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     limit_request(1 + STARTING, MEMORY)
@@ -391,7 +376,7 @@ def serve(models: Sequence[Known], grammars: bool) -> None:
         limit_request(1 + seconds, MEMORY)
         prompts: list[array[int]] = []
         with _told() as told:
-            found, prompts = reader.read(KINDS[kind], body, earlier)
+            found, prompts = reader.read(kinds()[kind], body, earlier)
             told |= found
         _write(stdout, told, prompts)
         trim_memory(TRIM_EVERY)
@@ -437,7 +422,7 @@ def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -
     stream.flush()
 
 
-def command(models: Sequence[Known], grammars: bool) -> list[str]:
+def command(models: Sequence[ModelInfo], grammars: bool) -> list[str]:
     """Write what starts the process."""
     # what stops a service is the parent's to answer, and may be sent to all of its processes
     start = "import signal; [signal.signal(one, signal.SIG_IGN) for one in (signal.SIGINT, signal.SIGTERM)]; "

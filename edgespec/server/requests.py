@@ -6,11 +6,13 @@ Every field has a bound, which the description of the API (openapi.py) and docs/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, create_model
 
-from edgespec.decoding.settings import MOST_LIKELIEST, Grammar
+from edgespec.declared import Range, declared
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import MOST_LIKELIEST, Grammar, Settings
 from edgespec.errors import InvalidRequest
 
 MOST_CHOICES, MOST_PROMPTS, MOST_TEXTS = 16, 32, 64  # of a request; texts = prompts x choices
@@ -37,8 +39,7 @@ Token = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
 Ids = Annotated[list[Count], Field(min_length=1)]
 # settings that are the model's own where a request does not choose; what `edgespec` says counts before the rest
-CHOSEN = ("presence_penalty", "frequency_penalty", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-          "source_language", "target_language")  # fmt: skip
+CHOSEN = ("presence_penalty", "frequency_penalty", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 Source = Annotated[str, StringConstraints(max_length=MOST_GRAMMAR)]
 
 
@@ -47,60 +48,70 @@ TEXTS = ("text", "input_text", "output_text", "refusal")
 THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """An object whose fields are all known, and of their own types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    ignored: ClassVar[Sequence[str]] = ()  # fields of a request that change nothing of an answer
 
 
-class Described(Strict):
+class OpaqueObject(StrictModel):
     """An object that clients may say more of, which changes nothing of an answer, such as how it is cached."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class StreamOptions(Described):
+class StreamOptions(OpaqueObject):
     """How a stream ends."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class Extension(Strict):
-    """What only edgespec knows: the field ``edgespec`` of a request.
+class OwnFields(StrictModel):
+    """Fields of ``edgespec`` that are no settings.
 
     Attributes:
-        method: which of the bundle's methods; None = the server's.
-        gamma: most guesses a round.
-        adaptive, fallback: as of ``Settings``.
-        top_k, min_p, repetition_penalty: as of ``SamplingParams``; None = the model's own.
-        regex, lark: what the text must match or follow; `response_format` does the same for JSON.
+        regex, lark: a grammar of the text; `response_format` does the same for JSON.
         tool_format: the notation of calls; None = the server's, which is that of the model's template.
-        reasoning: whether thoughts are told apart from the text.
-        source_language, target_language: as of ``Settings``; prompts of an encoder-decoder are what it reads.
-        show_drafts: whether each event of a stream tells accepted and refused guesses apart.
-        acceptance: as of ``SamplingParams``; None = coupled where a seed is given, so that a request
-            gives the same text whatever else the server does, else rejection.
+        reasoning: whether thoughts are separate from the text.
+        show_drafts: whether each event of a stream marks accepted and rejected guesses.
     """
 
-    method: Name | None = None
-    gamma: Annotated[int, Field(ge=1, le=WHOLE)] | None = None
-    adaptive: bool = True
-    fallback: bool = True
-    top_k: Count | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
-    acceptance: Literal["rejection", "coupled"] | None = None
     regex: Source | None = None
     lark: Source | None = None
-    source_language: Name | None = None
-    target_language: Name | None = None
     show_drafts: bool = False
     tool_format: Name | None = None
     reasoning: bool = True
 
 
-class Sampled(Strict):
+def _field(values: Range) -> Any:
+    """Return the type of a setting's field."""
+    if values.choices:
+        return Literal[values.choices]
+    if values.kind is int:
+        return Annotated[int, Field(ge=values.least, le=WHOLE if values.most is None else values.most)]
+    if values.kind is float:
+        return Annotated[float, Field(ge=values.least, le=values.most, allow_inf_nan=False)]
+    return bool if values.kind is bool else Name
+
+
+OWN_SETTINGS = {one.name: found for kind in (Settings, SamplingParams) for one, found in declared(kind) if found.server}
+if TYPE_CHECKING:
+
+    class Extension(OwnFields):
+        """The field ``edgespec`` of a request."""
+else:
+    Extension = create_model(
+        "Extension",
+        __base__=OwnFields,
+        __doc__="The field ``edgespec`` of a request: settings, and what no API of others has.  null = the server's.",
+        **{name: (_field(found.values) | None, Field(None, description=found.help))
+           for name, found in OWN_SETTINGS.items()},
+    )  # fmt: skip
+
+
+class SamplingFields(StrictModel):
     """What every API of texts asks in the same words."""
 
     model: Name
@@ -112,10 +123,10 @@ class Sampled(Strict):
     @property
     def common(self) -> dict[str, Any]:
         """These fields, for a chat."""
-        return {name: getattr(self, name) for name in Sampled.model_fields}
+        return {name: getattr(self, name) for name in SamplingFields.model_fields}
 
 
-class Asked(Sampled):
+class CompletionBase(SamplingFields):
     """What completions and chats have in common."""
 
     ignored: ClassVar[Sequence[str]] = (  # fields that change nothing of an answer
@@ -155,7 +166,7 @@ class Asked(Sampled):
         """Most new tokens; None = not said."""
         return self.max_tokens
 
-    def asked(self, earlier: bytes = b"") -> Asked:
+    def asked(self, earlier: bytes = b"") -> CompletionBase:
         """Make the request that it is; other APIs make a chat of theirs."""
         return self
 
@@ -201,18 +212,18 @@ class Asked(Sampled):
         tokens = min(tokens, most)  # clients send what their usual models give
         own = self.edgespec
         said = self.model_dump(include=set(CHOSEN), exclude_none=True)
-        said |= own.model_dump(include=set(CHOSEN), exclude_none=True)
-        return said | {
-            "method": own.method,
-            "max_new_tokens": tokens,
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],
-            "gamma": own.gamma,
-            "adaptive": own.adaptive,
-            "fallback": own.fallback,
-            "logprobs": self.likeliest is not None,
-            "top_logprobs": self.likeliest or 0,
-            "acceptance": own.acceptance or ("rejection" if self.seed is None else "coupled"),
-        }
+        said |= own.model_dump(include=set(OWN_SETTINGS), exclude_none=True)
+        coupled = "rejection" if self.seed is None else "coupled"  # the same text whatever else the server does
+        return (
+            {"acceptance": coupled}
+            | said
+            | {
+                "max_new_tokens": tokens,
+                "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],
+                "logprobs": self.likeliest is not None,
+                "top_logprobs": self.likeliest or 0,
+            }
+        )
 
 
 def _schema(form: dict[str, Any]) -> dict[str, Any] | None:
@@ -225,7 +236,7 @@ def _schema(form: dict[str, Any]) -> dict[str, Any] | None:
     return found
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(CompletionBase):
     """``POST /v1/completions``."""
 
     prompt: (
@@ -254,7 +265,7 @@ def several(given: Any) -> list[str | list[int]]:
     return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
-class Function(Described):
+class Function(OpaqueObject):
     """A function that the model may call."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/\-]+$", max_length=MOST_NAME)]
@@ -263,41 +274,41 @@ class Function(Described):
     strict: bool | None = None
 
 
-class Tool(Described):
+class Tool(OpaqueObject):
     """A tool; this server knows functions alone."""
 
     type: Literal["function"] = "function"
     function: Function
 
 
-class FunctionName(Described):
+class FunctionName(OpaqueObject):
     """Which function is to be called."""
 
     name: Name
 
 
-class NamedTool(Described):
+class NamedTool(OpaqueObject):
     """A tool that is to be called."""
 
     type: Literal["function"] = "function"
     function: FunctionName
 
 
-class AllowedTools(Described):
+class AllowedTools(OpaqueObject):
     """Which of the tools may be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(max_length=MOST_TOOLS)]
 
 
-class SomeTools(Described):
+class SomeTools(OpaqueObject):
     """A choice among some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
-class Prediction(Described):
+class Prediction(OpaqueObject):
     """A text that is expected: guesses for every method."""
 
     type: Literal["content"] = "content"
@@ -311,7 +322,7 @@ class Prediction(Described):
         return "".join(str(part.get("text") or "") for part in self.content)
 
 
-class ChatRequest(Asked):
+class ChatRequest(CompletionBase):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]

@@ -22,7 +22,7 @@ from edgespec.server.requests import (
     ChatRequest,
     Most,
     Name,
-    Sampled,
+    SamplingFields,
 )
 from edgespec.server.writer import Body, Writer, as_bytes, as_json, sse
 
@@ -36,7 +36,7 @@ LEFT_OUT = ("web_search",)  # tools of services that agents offer without being 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-class ResponsesRequest(Sampled):
+class ResponsesRequest(SamplingFields):
     """``POST /v1/responses``."""
 
     ignored: ClassVar[Sequence[str]] = (

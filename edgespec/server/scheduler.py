@@ -14,8 +14,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
-from edgespec.planning.allowance import Crowded
-from edgespec.server.errors import Busy, Gone, Stopped
+from edgespec.planning.allowance import MemoryBusyError
+from edgespec.server.errors import Busy, ClientDisconnected, Stopped
 from edgespec.server.queues import FairQueue
 
 
@@ -52,11 +52,11 @@ class Event:
     chunk: Chunk | None = None  # text of a round; None = the last event
     result: Result | None = None  # at the end; None where it failed
     error: Exception | None = None  # why it failed
-    late: bool = False  # it was cut because its time was over
+    timed_out: bool = False  # it was cut because its time was over
 
 
 @dataclass(eq=False)
-class Ticket:
+class PendingRequest:
     """A request on its way."""
 
     prompt: Sequence[int]  # token ids
@@ -69,7 +69,7 @@ class Ticket:
     deadline: float = math.inf  # when its time is over, by ``time.monotonic``
     cancelled: threading.Event = field(default_factory=threading.Event)  # set by ``cancel``
     done: threading.Event = field(default_factory=threading.Event)  # set after its last event
-    late: bool = False  # its time was over before it had ended
+    timed_out: bool = False  # its time was over before it had ended
 
     def cancel(self) -> None:
         """End it with the next round; nobody need wait for the rest."""
@@ -95,8 +95,8 @@ class Scheduler:
     ) -> None:
         self.limits, self._make_room = limits or Limits(), make_room
         self._batch = RunningBatch(engine, self.limits.parallel)
-        self._waiting: FairQueue[Ticket] = FairQueue()
-        self._running: dict[Stream, Ticket] = {}
+        self._waiting: FairQueue[PendingRequest] = FairQueue()
+        self._running: dict[Stream, PendingRequest] = {}
         self._joining = False
         self._changed = threading.Condition()
         self._stopping = False
@@ -120,7 +120,7 @@ class Scheduler:
         with self._changed:
             return bool(self._waiting or self._joining or self._running)
 
-    def submit(self, ticket: Ticket) -> Ticket:
+    def submit(self, ticket: PendingRequest) -> PendingRequest:
         """Line up a text; its time begins.
 
         Raises:
@@ -194,7 +194,7 @@ class Scheduler:
         try:
             stream = self._batch.join(ticket.prompt, ticket.settings, ticket.cancelled, ticket.owner)
         except BudgetError as error:
-            if not self._running and not isinstance(error, Crowded):
+            if not self._running and not isinstance(error, MemoryBusyError):
                 ticket.end(Event(error=error))
                 return True
             with self._changed:  # when those that have it have ended there is room
@@ -214,24 +214,24 @@ class Scheduler:
         stopped = now > self._last
         for ticket in self._running.values():
             if now > ticket.deadline or stopped:
-                ticket.late = True
+                ticket.timed_out = True
                 ticket.cancel()
         with self._changed:
             waiting = list(self._waiting)
         for ticket in waiting:
-            late = now > ticket.deadline
+            timed_out = now > ticket.deadline
             why: EdgespecError
             if stopped:
                 why = Stopped("the server stopped before its turn", "ask again in a moment")
-            elif late:
+            elif timed_out:
                 why = Busy("its turn did not come in time", "ask again in a moment")
             elif ticket.cancelled.is_set():
-                why = Gone("cancelled before its turn")
+                why = ClientDisconnected("cancelled before its turn")
             else:
                 continue
             with self._changed:
                 self._waiting.remove(ticket)
-            ticket.end(Event(error=why, late=late))
+            ticket.end(Event(error=why, timed_out=timed_out))
 
     def _deliver(self, stream: Stream, answer: Chunk | Exception) -> None:
         ticket = self._running[stream]
@@ -246,4 +246,4 @@ class Scheduler:
             if result.finish == "cancelled" and time.monotonic() > self._last:
                 ticket.end(Event(error=Stopped("the server stopped before this text was finished")))
             else:
-                ticket.end(Event(result=result, late=ticket.late))
+                ticket.end(Event(result=result, timed_out=ticket.timed_out))

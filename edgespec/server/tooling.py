@@ -14,7 +14,7 @@ from edgespec.runtimes.text.call_grammar import after_thoughts, calls_grammar
 from edgespec.runtimes.text.chat import REASONING, choose_template
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.control_tokens import ChatText
-from edgespec.server.pictures import Given, Sight, as_parts, has_pictures
+from edgespec.server.pictures import Given, VisionConfig, as_parts, has_pictures
 from edgespec.server.requests import TEXT_ALONE, TEXT_AND_PICTURES, TEXTS, THOUGHTS, ChatRequest, NamedTool
 
 
@@ -30,7 +30,7 @@ class Plan:
 
 
 def plan_chat(
-    asked: ChatRequest, codec: TextCodec, calls: str | None, sight: Sight | None = None
+    asked: ChatRequest, codec: TextCodec, calls: str | None, sight: VisionConfig | None = None
 ) -> tuple[list[int], Plan]:
     """Write the prompt of a chat -> its token ids, and how the answer is read.
 
@@ -72,7 +72,7 @@ def plan_chat(
     return codec.encode_chat(written), Plan(shape, grammar, tuple(special), single, pictures)
 
 
-def write_chat(asked: ChatRequest, codec: TextCodec, sight: Sight | None = None) -> tuple[ChatText, list[Given]]:
+def write_chat(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None = None) -> tuple[ChatText, list[Given]]:
     """Render a chat by the model's template -> what it wrote, and the pictures or recordings that it has places for.
 
     Raises:
@@ -95,7 +95,7 @@ def _options(asked: ChatRequest) -> dict[str, Any]:
     return options | (asked.chat_template_kwargs or {})
 
 
-def said(asked: ChatRequest, codec: TextCodec, sight: Sight | None = None) -> list[dict[str, Any]]:
+def said(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None = None) -> list[dict[str, Any]]:
     """Write the messages for the model's template.
 
     Parts of text are joined; beside pictures they stay apart.  Parts that are thoughts are the message's thoughts.

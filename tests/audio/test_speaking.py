@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from edgespec.engine.loading import load
-from edgespec.engine.speaking import windows
 from edgespec.errors import BundleError, EdgespecError, ExportError
 from edgespec.export.codes import read_codes, write_codes
+from edgespec.plugins.speaking.speech import windows
 from edgespec.runtimes.audio.spoken import pcm, wav_header
 from edgespec.runtimes.text.codec import TextCodec
 from tests.cli.conftest import Command
@@ -60,7 +60,7 @@ def test_a_text_becomes_codes_and_sound(orpheus: Path, monkeypatch: pytest.Monke
         left = engine.speak("hello there", voice="leo", method="ar", **GREEDY)
         assert np.array_equal(next(iter(left)), pieces[0])
         assert (left.result.finish, len(left.result.tokens)) == ("cancelled", 4 * PLACES)
-        assert engine.speaking.sampling.repetition_penalty == 1.3
+        assert engine.speech_defaults.sampling.repetition_penalty == 1.3
         with pytest.raises(EdgespecError, match="empty"):
             engine.speak(" ")
         monkeypatch.setattr(engine.code_decoder, "run", lambda *_, **__: np.zeros(5, np.float32))

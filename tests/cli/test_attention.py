@@ -51,7 +51,9 @@ def test_drafts_of_coarser_keys(command: Command, bundle: Path) -> None:
     proof = command("verify", bundle, "--attention", "f16", "--draft-attention", "nomad", *DRAFTING, "--json").json
     assert proof["passed"]
     assert (proof["golden"]["of"], proof["golden"]["required"]) == (0, False)  # those are the default attention's
-    figures = command("bench", bundle, "--draft-attention", "nomad2", *DRAFTING, "--repeats", 1, "--limit", 1, "--json")
+    figures = command(
+        "bench", bundle, "--draft-attention", "nomad2", *DRAFTING, "--repeats", 1, "--max-prompts", 1, "--json"
+    )
     assert figures.json["methods"][1]["lossless"]
 
 

@@ -19,8 +19,8 @@ from edgespec.runtimes.files.manifest import Operators
 from tests.cli.conftest import Command
 from tests.conftest import OPERATORS
 
-QUICK = ("--limit", 2, "--repeats", 1, "--max-new-tokens", 16)
-ADVICE = {"situation", "bundle", "format", "method", "why", "rests_on", "measured", "pays"}
+QUICK = ("--max-prompts", 2, "--repeats", 1, "--max-new-tokens", 16)
+ADVICE = {"situation", "bundle", "format", "method", "why", "evidence", "measured", "faster_than_plain"}
 SITUATIONS = ["chat", "batch", "memory", "quality"]
 
 
@@ -33,7 +33,7 @@ def rows_of(operators: Operators) -> list[str]:
 
 
 def test_a_busy_machine_is_said(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = "--limit", 1, "--repeats", 1, "--max-new-tokens", 8, "--threads", 1, "--method", "ngram"
+    how = "--max-prompts", 1, "--repeats", 1, "--max-new-tokens", 8, "--threads", 1, "--method", "ngram"
     monkeypatch.setattr(quiet.Watch, "others", lambda _: 0.4)
     assert "busy" not in command("bench", demo, *how).out  # tests lift the bound
     monkeypatch.setattr(quiet, "OTHERS", 0.2)
@@ -44,7 +44,7 @@ def test_a_busy_machine_is_said(command: Command, demo: Path, monkeypatch: pytes
 
 @BOTH
 def test_json(command: Command, demo: Path, operators: Operators) -> None:
-    how = "--limit", 3, "--repeats", 2, "--max-new-tokens", 24, "--threads", 1, "--operators", operators
+    how = "--max-prompts", 3, "--repeats", 2, "--max-new-tokens", 24, "--threads", 1, "--operators", operators
     result = command("bench", demo, *how, "--json")
     made = result.json
     assert made.keys() == {"bundle", "bundles", "baseline", "conditions", "methods", "advice"}
@@ -199,7 +199,7 @@ def test_ctrl_c_shows_what_was_measured(
         return generate(*arguments, **changes)
 
     monkeypatch.setattr(Engine, "generate", interrupted)
-    how = "--method", "ngram", "--limit", 1, "--repeats", 20, "--max-new-tokens", 4, "--threads", 1, "--json"
+    how = "--method", "ngram", "--max-prompts", 1, "--repeats", 20, "--max-new-tokens", 4, "--threads", 1, "--json"
     result = command("bench", demo, *how)
     assert result.code == 130
     found = json.loads(result.out)
@@ -219,7 +219,7 @@ def test_ctrl_c_shows_what_was_measured(
 
 def test_how_all_stand_is_said_meanwhile(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line for each method when its first run is over, and then now and then one for all."""
-    how = "bench", demo, "--limit", 2, "--repeats", 1, "--max-new-tokens", 4, "--method", "ngram"
+    how = "bench", demo, "--max-prompts", 2, "--repeats", 1, "--max-new-tokens", 4, "--method", "ngram"
     lines = command(*how).err.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  ")] == ["plain", "ngram"]
     monkeypatch.setattr("edgespec.cli.bench.EVERY", 0)

@@ -17,7 +17,7 @@ from edgespec.runtimes.options import LoadOptions
 from tests.cli.conftest import Command
 from tests.conftest import THREADS
 
-SHORT = ("--seconds", "0.3", "--context", "200", "--threads", str(THREADS))
+SHORT = ("--duration", "0.3", "--context", "200", "--threads", str(THREADS))
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_what_cannot_be_written_is_said_before_measuring(command: Command, demo:
 def test_bad_input(command: Command, demo: Path, tmp_path: Path) -> None:
     command("calibrate", tmp_path / "none").refused(1, "no such bundle or model")
     command("calibrate", demo, "--context", str(10**9)).refused(1, "what the bundle was exported for")
-    command("calibrate", demo, "--seconds", "0").refused(2, "--seconds")
+    command("calibrate", demo, "--duration", "0").refused(2, "--duration")
     command("calibrate", demo, "--attention", "int4").refused(1, "--attention")
     command("calibrate", demo, "--prompts", tmp_path / "none.txt").refused(1, "cannot read prompts")
 

@@ -17,8 +17,8 @@ COMMANDS = {
     "verify": ("--max-new-tokens", 20),
     "info": (),  # after one that opens the bundle
     "run": ("--prompt", "the boat that", "--max-new-tokens", 60, "--method", "speculative", "--stats"),
-    "bench": ("--repeats", 2, "--max-new-tokens", 12, "--limit", 1),
-    "calibrate": ("--seconds", "0.3", "--context", "100"),
+    "bench": ("--repeats", 2, "--max-new-tokens", 12, "--max-prompts", 1),
+    "calibrate": ("--duration", "0.3", "--context", "100"),
 }
 TAKES_PROMPTS = ("verify", "bench")
 

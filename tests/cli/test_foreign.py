@@ -139,7 +139,7 @@ def test_verify_where_rows_depend_on_their_neighbours(
 
 
 def test_bench(command: Command, paired: Paired) -> None:
-    result = command("bench", paired(), "--max-new-tokens", 12, "--repeats", 1, "--limit", 2, "--json")
+    result = command("bench", paired(), "--max-new-tokens", 12, "--repeats", 1, "--max-prompts", 2, "--json")
     rows = {row["method"]: row for row in result.json["methods"]}
     assert rows.keys() >= {"plain", "ar", "ngram", "speculative"}
     assert all(row["lossless"] for row in rows.values())

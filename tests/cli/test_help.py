@@ -81,8 +81,8 @@ def test_settings_of_one_method_are_listed() -> None:
 
 
 def test_a_setting_typed_as_an_option_is_explained(command: Command, tmp_path: Path) -> None:
-    command("run", tmp_path, "--nodes", 8).refused(2, "--nodes is a setting of one method: --set nodes=VALUE")
-    command("plan", tmp_path, "--nodes", 8).refused(2, "No such option")
+    command("run", tmp_path, "--branch", 2).refused(2, "--branch is a rare setting: --set branch=VALUE")
+    command("plan", tmp_path, "--branch", 2).refused(2, "No such option")
 
 
 @pytest.mark.parametrize("name", ["run", "serve", "export", "bench", "plan", "verify"])
@@ -288,7 +288,7 @@ def test_what_the_system_ends_is_said(
 
 def test_a_time_that_is_no_number_is_refused(command: Command, demo: Path) -> None:
     """NaN is in no range, and yet in none is it out of it."""
-    assert "--seconds nan" in command("calibrate", demo, "--seconds", "nan", "--json").failed(2)["message"]
+    assert "--duration nan" in command("calibrate", demo, "--duration", "nan", "--json").failed(2)["message"]
 
 
 def test_more_threads_than_a_machine_has_are_refused(command: Command) -> None:

@@ -44,7 +44,7 @@ def test_a_model_is_made_once_found_again_listed_and_removed(command: Command, c
         assert (again.out, "quality loss" in again.err) == (first.out, False)
     assert command("info", "tiny", "--json").json["bundle"] == made["path"]
     for name in ("tiny", model):
-        found = command("bench", name, "--limit", 1, "--repeats", 1, "--method", "ngram", *ASKED, "--json")
+        found = command("bench", name, "--max-prompts", 1, "--repeats", 1, "--method", "ngram", *ASKED, "--json")
         assert found.json["bundles"] == [made["path"]]
     assert command("plan", "tiny", "--json").json["pick"]["bundle"] == made["path"]
     with edgespec.load(model, threads=THREADS) as engine:
@@ -59,10 +59,10 @@ def test_a_model_is_made_once_found_again_listed_and_removed(command: Command, c
 def test_a_model_that_changed_is_another_bundle(cache: Path, model: Path, tmp_path: Path) -> None:
     first = library.ready(model)
     assert library.ready(model) == first == library.located(model)
-    used = library.Made("tiny", "", "", first).used
+    used = library.CachedBundle("tiny", "", "", first).used
     os.utime(first.with_name("tiny.json"), (1, 1))
     library.ready(model)
-    assert library.Made("tiny", "", "", first).used > used - 1
+    assert library.CachedBundle("tiny", "", "", first).used > used - 1
     other = tmp_path / "other" / "tiny"
     shutil.copytree(model, other)
     assert library.ready(other) != first  # the name is taken
@@ -116,7 +116,7 @@ def test_a_model_is_served_as_it_is_run(command: Command, cache: Path, model: Pa
     assert [one.name for one in library.made()] == ["tiny"]
     command("serve", "tinyy").refused(1, "did you mean tiny?")
     command("serve", "tiny", "tiny").refused(1, "two bundles are called 'tiny'", "--name")
-    command("serve", "tiny", "--idle-minutes", "0").refused(2, "--idle-minutes")
+    command("serve", "tiny", "--unload-after", "0").refused(2, "--unload-after")
 
 
 def test_what_is_missing_or_cannot_be_written_is_named(

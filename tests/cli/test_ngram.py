@@ -102,7 +102,7 @@ def test_the_text_is_that_of_plain_decoding(command: Command, demo: Path, store:
 
 
 def test_verify_and_bench_take_a_store(command: Command, demo: Path, store: Path) -> None:
-    quick = "--method", "ngram", "--ngram-store", store, "--limit", 2, "--max-new-tokens", 16, "--json"
+    quick = "--method", "ngram", "--ngram-store", store, "--max-prompts", 2, "--max-new-tokens", 16, "--json"
     assert command("verify", demo, *quick).json["passed"] is True
     rows = command("bench", demo, *quick, "--repeats", 1).json["methods"]
     assert [row["same_text"] for row in rows] == [2, 2]

@@ -18,6 +18,7 @@ from edgespec.decoding.verify import Accept
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk
+from edgespec.plugins.lossy import TopK
 from edgespec.runtimes.files.manifest import Operators
 from tests.cli.conftest import LONG, Command, process, start
 from tests.conftest import OPERATORS, TARGET
@@ -80,19 +81,15 @@ def test_json(command: Command, demo: Path, method: str | None, operators: Opera
 
 
 def test_statistics_for_people(command: Command, demo: Path) -> None:
-    shown = command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "ngram", "--stats", "--set", "shadow=2")
+    shown = command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "ngram", "--stats")
     assert shown.code == 0
     *lines, cut = shown.err.splitlines()
     assert cut == "note: cut after 24 tokens: --max-new-tokens N allows more"
     names = ["result", "method", "text", "prompt", "rounds", "acceptance", "recent", "speed", "work", "control", "time"]
     shown_names = [line.split()[0] for line in lines]
-    assert [name for name in shown_names if name != "details"] == [*names, "shadow"]
+    assert [name for name in shown_names if name != "details"] == names
     assert "details" in shown_names
-    assert "every 2 rounds" in lines[-1]
     assert shown.out == command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "ngram").out
-    stats = command("run", demo, "--prompt", PROMPT, *SHORT, "--set", "shadow=1", "--json").json["stats"]
-    assert stats["shadow"]["checked"] == stats["shadow"]["agreeing"] == stats["tokens"]
-    command("run", demo, "--prompt", PROMPT, "--set", "shadow=-1").refused(2, "--set", "shadow -1")
 
 
 def test_switches_are_listed(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +132,15 @@ def test_every_option_reaches_the_decoder(command: Command, demo: Path, monkeypa
         "max_new_tokens": 3, "gamma": 2, "temperature": 0.5, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 9,
         "repetition_penalty": 1.5, "acceptance": "coupled", "stop": "x", "method": "ngram", "accept": "top-k:3",
     }  # fmt: skip
-    flags = [item for name, value in given.items() for item in (f"--{name.replace('_', '-')}", value)]
-    single = {"verification": "block", "branch": "3,2,1", "min-block": 2, "nodes": 5, "threshold": 0.5, "cycles": 2}
-    single |= {"kind": "code", "search": 0.5, "shadow": 3, "length-penalty": 0.6, "early-stopping": "never"}
+    options = {name: f"--{name.replace('_', '-')}" for name in given} | {"gamma": "--num-draft-tokens"}
+    flags = [item for name, value in given.items() for item in (options[name], value)]
+    single = {"verification": "block", "branch": "3,2,1", "threshold": 0.5}
+    single |= {"length-penalty": 0.6, "early-stopping": "never"}
     single |= {"guidance-scale": 1.5, "negative-prompt": "noise"}
     assert single.keys() | {"proposers"} == NAMES.keys()
     flags += [item for name, value in single.items() for item in ("--set", f"{name}={value}")]
     given |= {name.replace("-", "_"): value for name, value in single.items()}
-    read = {"stop": ("x",), "branch": (3, 2, 1), "accept": Accept("top-k", k=3, min_block=2)}
+    read = {"stop": ("x",), "branch": (3, 2, 1), "accept": TopK(k=3)}
     assert command("run", demo, "--prompt", PROMPT, "--no-fallback", *flags).code == 130
     settings = seen[0]
     for name, value in given.items():
@@ -158,15 +156,14 @@ def test_every_option_reaches_the_decoder(command: Command, demo: Path, monkeypa
         ("--accept", "typcial", ["'--accept'", "acceptance rule 'typcial'", "top-k:K"]),
         ("--accept", "top-k:0", ["'--accept'", "integer >= 1"]),
         ("--accept", "distance", ["'--accept'", "distance:D"]),
-        ("--set", "min-block=-1", ["'--set'", "min_block"]),
         ("--set", "branch=2,x", ["'--set'", "like 2 or 3,2,1"]),
         ("--set", "branch=0", ["'--set'", "from 1"]),
         ("--set", "branch=9,9", ["'--set'", "90 guesses"]),
         ("--set", "branch=", ["'--set'", "like 2 or 3,2,1"]),
-        ("--set", "verification=tree", ["'--set'", "'token' or 'block'"]),
-        ("--set", "nodes=many", ["'--set'", "nodes is\n  medusa: "]),
-        ("--set", "nodes", ["'--set'", "expected NAME=VALUE", "threshold", "proposers"]),
-        ("--set", "node=3", ["'--set'", "no setting 'node'", "nodes", "threshold", "proposers"]),
+        ("--set", "verification=tree", ["'--set'", "token, block"]),
+        ("--set", "threshold=much", ["'--set'", "threshold is\n  minimum probability: "]),
+        ("--set", "branch", ["'--set'", "expected NAME=VALUE", "threshold", "proposers"]),
+        ("--set", "node=3", ["'--set'", "no setting 'node'", "branch", "threshold", "proposers"]),
     ],
 )
 def test_options_of_guesses_that_cannot_be_read(
@@ -201,8 +198,8 @@ def test_a_lossy_rule_is_said_and_named(command: Command, demo: Path, rule: str)
         (("--prompt", "x", "--context", "1025"), 1, ["context 1025: expected 2 to 1024"]),
         (("--prompt", "x", "--context", "1"), 2, ["--context"]),
         (("--prompt", "x", "--method", "magic"), 1, ["method 'magic' is not in this bundle", "ar, ngram", "hint: "]),
-        (("--prompt", "x", "--gamma", "0"), 1, ["gamma 0: expected at least 1", "hint: "]),
-        (("--prompt", "x", "--gamma", "two"), 2, ["'two' is not a valid int"]),
+        (("--prompt", "x", "--num-draft-tokens", "0"), 1, ["gamma is 0: expected"]),
+        (("--prompt", "x", "--num-draft-tokens", "two"), 2, ["'two' is not a valid int"]),
         (("--prompt", "x", "--max-new-tokens", "0"), 2, ["--max-new-tokens"]),
         (("--prompt", "x", "--temperature", "-1"), 1, ["temperature is -1"]),
         (("--prompt", "x", "--temperature", "nan"), 1, ["temperature is nan"]),

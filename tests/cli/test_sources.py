@@ -39,7 +39,7 @@ def works(command: Command, bundle: str, said: str | None = None) -> dict[str, o
     """Run and verify a bundle; its manifest says what was special about the source. Returns the provenance."""
     result = command("run", bundle, "--prompt", "The harbour", "--max-new-tokens", 12, "--json")
     assert result.json["usage"]["completion_tokens"] > 0 if "usage" in result.json else result.code == 0
-    proof = command("verify", bundle, "--limit", 2, "--max-new-tokens", 16, "--json").json
+    proof = command("verify", bundle, "--max-prompts", 2, "--max-new-tokens", 16, "--json").json
     assert proof["passed"] is True
     provenance = json.loads((Path(bundle) / "edgespec.json").read_text("utf-8"))["provenance"]
     notes = provenance.get("notes", [])

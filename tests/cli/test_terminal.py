@@ -469,7 +469,7 @@ def test_the_next_command_that_is_named_works(
         words = next_words(made.out)
         assert words[-1] == "--chat"
         assert command(*words, stdin="how long?\n").code == 0
-    said = command("bench", "c d", "--limit", 1, "--repeats", 1, "--max-new-tokens", 4).out
+    said = command("bench", "c d", "--max-prompts", 1, "--repeats", 1, "--max-new-tokens", 4).out
     assert command(*next_words(said), stdin="how long?\n").code == 0
 
 

@@ -66,7 +66,7 @@ def works(command: Command, source: Path, *options: object) -> TextCodec:
     codec = TextCodec(bundle)
     assert made["stats"]["prompt_tokens"] == len(codec.encode(TEXT))
     assert made["text"] == codec.decode([*codec.encode(TEXT), *made["tokens"]])[len(TEXT) :]
-    assert command("verify", bundle, "--limit", 2, "--max-new-tokens", 12, "--json").json["passed"]
+    assert command("verify", bundle, "--max-prompts", 2, "--max-new-tokens", 12, "--json").json["passed"]
     return codec
 
 
@@ -91,7 +91,7 @@ def test_a_store_and_a_draft_of_sentencepiece_models(command: Command, tmp_path:
     (source / "tokenizer.model").write_bytes(model)
     open_codec(source).tokenizer.save(str(draft / "tokenizer.json"))
     bundle = export(tmp_path / "bundle", str(source), *FP32, "--method", "speculative", "--draft", draft)
-    assert command("verify", bundle, "--limit", 1, "--max-new-tokens", 8, "--json").json["passed"]
+    assert command("verify", bundle, "--max-prompts", 1, "--max-new-tokens", 8, "--json").json["passed"]
     (tmp_path / "notes.txt").write_text(TEXT * 20, "utf-8")
     store = tmp_path / "notes.store"
     assert command("ngram", "build", tmp_path / "notes.txt", "--tokenizer", source, "-o", store).code == 0
@@ -186,7 +186,7 @@ def answer(command: Command, source: Path) -> tuple[dict[str, Any], list[int]]:
     """Return what the model goes on with, and the bundle's EOS ids; the bundle is verified."""
     bundle = export(source.parent / "bundle", str(source), *FP32)
     made = command("run", bundle, "--prompt", "so:", "--max-new-tokens", 7, "--json").json
-    assert command("verify", bundle, "--limit", 1, "--max-new-tokens", 8, "--json").json["passed"]
+    assert command("verify", bundle, "--max-prompts", 1, "--max-new-tokens", 8, "--json").json["passed"]
     return made, load(bundle, threads=1).bundle.manifest.tokenizer.eos
 
 
@@ -492,9 +492,9 @@ def test_proofs_and_measurements_stay_greedy(command: Command, sampled: Path) ->
     assert make_golden(sampled, "\n".join(["My lord, the king is here"] * 3), 1) == make_golden(
         sampled, "\n".join(["My lord, the king is here"] * 3), 1
     )
-    proof = command("verify", sampled, "--limit", 2, "--max-new-tokens", 8, "--json").json
+    proof = command("verify", sampled, "--max-prompts", 2, "--max-new-tokens", 8, "--json").json
     assert (proof["passed"], proof["golden"]["same"]) == (True, len(golden))
-    timed = command("bench", sampled, "--limit", 1, "--repeats", 1, "--max-new-tokens", 8)
+    timed = command("bench", sampled, "--max-prompts", 1, "--repeats", 1, "--max-new-tokens", 8)
     assert timed.code == 0
     with load(sampled, threads=1) as engine:
         for vector in golden[:2]:

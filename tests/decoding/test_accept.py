@@ -18,6 +18,8 @@ from edgespec.decoding.target import BEST, Pass
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, verify
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.plugins.drawing.lantern import Lantern
+from edgespec.plugins.lossy import All, Distance, TopK, Typical
 from tests.decoding.test_verify import FixedRows
 from tests.support.reference import FunctionTarget
 from tests.support.toy import Scripted, chain, emitted, hash_logits, hash_target, random_tree
@@ -39,31 +41,33 @@ def test_typical_acceptance_is_the_formula_of_the_paper() -> None:
         entropy = -sum(p * math.log(p) for p in row)
         least = min(0.09, 0.3 * math.exp(-entropy))
         for token, p in enumerate(row):
-            assert accepted([token], Accept("typical"), [row, P[0]])[0] == (p > least)
+            assert accepted([token], Typical(), [row, P[0]])[0] == (p > least)
     flat = [[0.94 / 6] * 6 + [0.06]] * 2  # the second threshold is the lower one here: .3 exp(-1.91) = .044
-    assert accepted([6], Accept("typical"), flat)[0] == 1
-    assert accepted([6], Accept("typical", delta=0.5), flat)[0] == 0  # .074
+    assert accepted([6], Typical(), flat)[0] == 1
+    assert accepted([6], Typical(delta=0.5), flat)[0] == 0  # .074
     # exactly at the threshold is not enough
-    assert accepted([1], Accept("typical", epsilon=0.25, delta=100.0), [P[2], P[0]])[0] == 0
-    assert accepted([1], Accept("typical", epsilon=0.2499, delta=100.0), [P[2], P[0]])[0] == 1
+    assert accepted([1], Typical(epsilon=0.25, delta=100.0), [P[2], P[0]])[0] == 0
+    assert accepted([1], Typical(epsilon=0.2499, delta=100.0), [P[2], P[0]])[0] == 1
     # a token that cannot follow, beside ones that can
-    assert accepted([2], Accept("typical"), [[0.5, 0.5, 0, 0], P[0]])[0] == 0
+    assert accepted([2], Typical(), [[0.5, 0.5, 0, 0], P[0]])[0] == 0
 
 
 @pytest.mark.parametrize("k", range(1, 5))
 def test_top_k_is_a_place_among_the_likeliest(k: int) -> None:
     for token in range(4):
-        assert accepted([token], Accept("top-k", k=k))[0] == (token < k)
-        assert accepted([token], Accept("top-k", k=k), [P[2], P[0]])[0] == (token < k)  # ties by id, like argmax
+        assert accepted([token], TopK(k=k))[0] == (token < k)
+        assert accepted([token], TopK(k=k), [P[2], P[0]])[0] == (token < k)  # ties by id, like argmax
 
 
 def test_a_guess_stands_for_what_is_most_like_it() -> None:
     """Of LANTERN's equations: the nearest codes lend a guess what they have together, up to delta."""
     near = {0: [1, 3], 1: [0, 2], 3: [2, 1, 0]}
     for guess, k, delta, stands in [(1, 1, 0.5, 1), (1, 1, 0.49, 0), (3, 2, 0.9, 0), (3, 3, 0.95, 1), (0, 1, 0.1, 1)]:
-        rule = Accept("lantern", k=k, delta=delta, near=lambda token: np.array(near[token]))
+        rule = Lantern(k=k, delta=delta, near=lambda token: np.array(near[token]))
         assert accepted([guess], rule)[0] == stands, (guess, k, delta)  # code 0 is the likeliest
-    rule, q = Accept.parse("lantern:2,0.4"), np.array([0.1, 0.2, 0.0, 0.7])
+    read, q = Accept.parse("lantern:2,0.4"), np.array([0.1, 0.2, 0.0, 0.7])
+    assert isinstance(read, Lantern)
+    rule = read
     assert (rule.k, rule.delta, rule.lossless) == (2, 0.4, False)
     rule = replace(rule, near=lambda token: np.array(near[token]))
     drawn = Proposal(np.array([3]), None, q[None])
@@ -76,21 +80,21 @@ def test_a_guess_stands_for_what_is_most_like_it() -> None:
 @pytest.mark.parametrize("distance", range(4))
 def test_distance_is_from_the_likeliest(distance: int) -> None:
     for token in range(4):
-        assert accepted([token], Accept("distance", distance=distance))[0] == (token <= distance)
-        assert accepted([token], Accept("distance", distance=distance), [P[1], P[0]])[0] == (3 - token <= distance)
+        assert accepted([token], Distance(distance=distance))[0] == (token <= distance)
+        assert accepted([token], Distance(distance=distance), [P[1], P[0]])[0] == (3 - token <= distance)
 
 
 def test_only_rows_of_what_stands_are_looked_at() -> None:
-    assert accepted([3, 3, 3], Accept("all")) == (3, 0, {3})
-    assert accepted([2, 0, 1], Accept("top-k", k=2)) == (0, 0, {0})
-    assert accepted([1, 2, 3], Accept("top-k", k=2)) == (2, 0, {0, 1, 2})
-    assert accepted([0, 3, 0], Accept("typical")) == (3, 0, {0, 1, 2, 3})
+    assert accepted([3, 3, 3], All()) == (3, 0, {3})
+    assert accepted([2, 0, 1], TopK(k=2)) == (0, 0, {0})
+    assert accepted([1, 2, 3], TopK(k=2)) == (2, 0, {0, 1, 2})
+    assert accepted([0, 3, 0], Typical()) == (3, 0, {0, 1, 2, 3})
     tree = Proposal(np.array([3, 0, 1, 2, 3]), np.array([-1, -1, 0, 1, 1]))
     rows = FixedRows([*P, P[0], P[0]])
-    verify(tree, rows, Noise(0), Accept("top-k", k=2))
+    verify(tree, rows, Noise(0), TopK(k=2))
     assert rows.read == {0, 2}  # below node 0, which is refused, nothing is read
     nan = FixedRows([P[0], [math.nan] * 4])
-    assert verify(chain([3]), nan, Noise(0), Accept("typical")).next_token == 0
+    assert verify(chain([3]), nan, Noise(0), Typical()).next_token == 0
 
 
 def test_the_longest_path_wins_then_the_likelier_then_the_first() -> None:
@@ -98,39 +102,39 @@ def test_the_longest_path_wins_then_the_likelier_then_the_first() -> None:
     tree = Proposal(np.array([0, 1, 2, 0, 3, 2]), np.array([-1, -1, -1, 1, 0, 0]))
     p = np.full((7, 4), 0.25)
     p[0], p[2] = P[0], [1, 0, 0, 0]
-    found = verify(tree, FixedRows(p.tolist()), Noise(0), Accept("typical"))
+    found = verify(tree, FixedRows(p.tolist()), Noise(0), Typical())
     assert found.path == [1, 3]  # .3 * 1 beats .5 * .25
     p[2] = P[2]
-    assert verify(tree, FixedRows(p.tolist()), Noise(0), Accept("typical")).path == [0, 4]  # .5 * .25, the first such
+    assert verify(tree, FixedRows(p.tolist()), Noise(0), Typical()).path == [0, 4]  # .5 * .25, the first such
     p[1] = [1, 0, 0, 0]
-    assert verify(tree, FixedRows(p.tolist()), Noise(0), Accept("typical")).path == [1, 3]  # the longer one
-    assert verify(tree, FixedRows(p.tolist()), Noise(0), Accept("all")).path == [0, 4]
-    assert verify(tree, FixedRows(p.tolist()), Noise(0), Accept("top-k", k=4)).path == [1, 3]
+    assert verify(tree, FixedRows(p.tolist()), Noise(0), Typical()).path == [1, 3]  # the longer one
+    assert verify(tree, FixedRows(p.tolist()), Noise(0), All()).path == [0, 4]
+    assert verify(tree, FixedRows(p.tolist()), Noise(0), TopK(k=4)).path == [1, 3]
 
 
 def test_of_guesses_within_a_distance_the_nearest_wins() -> None:
     tree = Proposal(np.array([0, 1, 3]), np.array([-1, -1, -1]))
     p = [[0.1, 0.2, 0.6, 0.1], *P]
-    assert verify(tree, FixedRows(p), Noise(0), Accept("distance", distance=2)).path == [1]
-    assert verify(tree, FixedRows([P[0], *P]), Noise(0), Accept("distance", distance=3)).path == [0]
+    assert verify(tree, FixedRows(p), Noise(0), Distance(distance=2)).path == [1]
+    assert verify(tree, FixedRows([P[0], *P]), Noise(0), Distance(distance=3)).path == [0]
 
 
 def test_lossy_rules_do_not_look_at_q() -> None:
     q = np.tile([0.0, 0.0, 0.0, 1.0], (2, 1))
-    found = verify(Proposal(np.array([1, 2]), None, q), FixedRows(P), Noise(0), Accept("top-k", k=2))
+    found = verify(Proposal(np.array([1, 2]), None, q), FixedRows(P), Noise(0), TopK(k=2))
     assert list(found.path) == [0, 1]
 
 
 def test_nothing_guessed_is_plain_decoding() -> None:
-    for accept in (Accept("typical"), Accept("all"), Accept(min_block=3)):
+    for accept in (Typical(), All(), Accept(min_block=3)):
         assert verify(EMPTY, FixedRows(P), Noise(0), accept).next_token == 0
 
 
-@pytest.mark.parametrize("rule", [Accept(), Accept("typical"), Accept("top-k", k=1)])
+@pytest.mark.parametrize("rule", [Accept(), Typical(), TopK(k=1)])
 def test_a_block_stands_whatever_the_model_says(rule: Accept) -> None:
     wrong = [3, 1, 1]
     for least in range(5):
-        accept = Accept(rule.rule, min_block=least)
+        accept = replace(rule, min_block=least)
         q = np.tile(np.array([0.0, 0.5, 0.0, 0.5]), (3, 1))
         for proposal in (chain(wrong), Proposal(np.array(wrong), None, q)):
             for block in (False, True):
@@ -158,7 +162,7 @@ def wrong_tree(seed: int) -> Scripted:
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(repetition_penalty=1.4, logit_bias={1: 1.0})])
-@pytest.mark.parametrize("accept", [Accept("typical"), Accept("top-k", k=1), Accept("distance", distance=0)])
+@pytest.mark.parametrize("accept", [Typical(), TopK(k=1), Distance(distance=0)])
 def test_greedy_text_is_plain_text_where_a_rule_leaves_only_the_likeliest(
     accept: Accept, params: SamplingParams
 ) -> None:
@@ -197,11 +201,11 @@ def test_rules_work_without_all_logits_or_ask_for_them(rule: str) -> None:
 
 def test_every_guess_stands_up_to_eos_and_the_length() -> None:
     cycle = Scripted(lambda tokens, budget: chain([1, 2, 7, 4][:budget]))
-    options = DecodeOptions(9, 4, frozenset([99]), accept=Accept("all"))
+    options = DecodeOptions(9, 4, frozenset([99]), accept=All())
     rounds = list(decode(hash_target(1), cycle, [5], options))
     assert [r.accepted for r in rounds] == [4, 3]
     assert sum(len(r.tokens) for r in rounds) == 9
-    ended = list(decode(hash_target(1), cycle, [5], DecodeOptions(9, 4, frozenset([7]), accept=Accept("all"))))
+    ended = list(decode(hash_target(1), cycle, [5], DecodeOptions(9, 4, frozenset([7]), accept=All())))
     assert [r.tokens for r in ended] == [[1, 2, 7]]
     assert ended[-1].finish == "eos"
 
@@ -228,11 +232,11 @@ def test_the_rank_and_the_likeliest_are_of_adjusted_logits() -> None:
     "text, accept",
     [
         ("exact", EXACT),
-        ("typical", Accept("typical")),
-        ("typical:0.2,0.5", Accept("typical", epsilon=0.2, delta=0.5)),
-        ("top-k:3", Accept("top-k", k=3)),
-        ("distance:2", Accept("distance", distance=2)),
-        ("all", Accept("all")),
+        ("typical", Typical()),
+        ("typical:0.2,0.5", Typical(epsilon=0.2, delta=0.5)),
+        ("top-k:3", TopK(k=3)),
+        ("distance:2", Distance(distance=2)),
+        ("all", All()),
     ],
 )
 def test_rules_are_read(text: str, accept: Accept) -> None:
@@ -251,12 +255,15 @@ def test_rules_are_read(text: str, accept: Accept) -> None:
      "exact:2", "typical:0.1", "typical:0,1", "typical:nan,1", "typical:1,2,3", "typical:a,b"],
 )  # fmt: skip
 def test_what_is_no_rule_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="expected"):
+    with pytest.raises(InvalidRequest, match=r"expected|unknown acceptance rule .*\n.*edgespec.acceptance_rules"):
         Accept.parse(text)
 
 
-@pytest.mark.parametrize("bad", [{"rule": "some"}, {"epsilon": 0}, {"delta": math.inf}, {"k": 0}, {"distance": -1},
-                                 {"delta": -0.5}, {"min_block": -1}, {"min_block": 1.5}])  # fmt: skip
-def test_values_out_of_range_are_refused(bad: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "kind, bad",
+    [(Typical, {"epsilon": 0}), (Typical, {"delta": math.inf}), (TopK, {"k": 0}), (Distance, {"distance": -1}),
+     (Lantern, {"delta": -0.5}), (Accept, {"min_block": -1}), (Typical, {"min_block": 1.5})],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(kind: type[Accept], bad: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="expected"):
-        Accept(**bad)  # type: ignore[arg-type]
+        kind(**bad)  # type: ignore[arg-type]

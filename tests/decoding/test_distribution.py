@@ -27,6 +27,8 @@ from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.statistics import chi_square
+from edgespec.plugins.drawing.lantern import Lantern
+from edgespec.plugins.lossy import All, Distance, TopK, Typical
 from edgespec.plugins.swift.drafter import StepCost, Swift
 from edgespec.plugins.swift.search import OnlineSearch
 from tests.decoding.test_verify import verify_lossy_example
@@ -127,13 +129,13 @@ def test_the_same_test_sees_a_block_that_reads_the_numbers_of_the_one_before(mon
     assert p_value("draft model", BLOCKS, MANY) < 1e-4
 
 
-LANTERN = Accept("lantern", k=1, delta=0.6, near=lambda token: np.array([(token + 1) % VOCAB]))
+LANTERN = Lantern(k=1, delta=0.6, near=lambda token: np.array([(token + 1) % VOCAB]))
 LOSSY = [
     LANTERN,
-    Accept("typical"),
-    Accept("top-k", k=2),
-    Accept("distance", distance=1),
-    Accept("all"),
+    Typical(),
+    TopK(k=2),
+    Distance(distance=1),
+    All(),
     Accept(min_block=1),
 ]
 

@@ -19,11 +19,12 @@ from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import SHADOW
 from edgespec.decoding.stats import PLAIN, WINDOW, Expected, RoundTime, Stats
 from edgespec.decoding.target import Pass
-from edgespec.decoding.verify import Accept, verify
+from edgespec.decoding.verify import verify
 from edgespec.drafters.plain import Plain
 from edgespec.engine.engine import STATS_EVERY, Engine
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import CostModel
+from edgespec.plugins.lossy import All
 from tests.conftest import PROMPTS
 from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts, Scripted, chain, hash_logits, hash_target, plain
@@ -292,11 +293,11 @@ def test_shadow_of_a_request(engine: Callable[..., Engine]) -> None:
 
 def test_a_lossy_rule_is_shadowed_unasked(engine: Callable[..., Engine]) -> None:
     how: dict[str, Any] = {"method": "speculative", "adaptive": False, "ignore_eos": True, "max_new_tokens": 60}
-    result = engine().generate(PROMPTS[0], accept=Accept("all"), **how)
+    result = engine().generate(PROMPTS[0], accept=All(), **how)
     found = result.stats
     assert (found.shadow_every, result.lossless) == (SHADOW, False)
     assert 0 < found.shadow_checked < 60
-    every = engine().generate(PROMPTS[0], accept=Accept("all"), shadow=1, **how).stats
+    every = engine().generate(PROMPTS[0], accept=All(), shadow=1, **how).stats
     assert every.shadow_checked == 60
     assert every.shadow_agreement < 1
-    assert engine().generate(PROMPTS[0], accept=Accept("all"), shadow=0, **how).stats.shadow_checked == 0
+    assert engine().generate(PROMPTS[0], accept=All(), shadow=0, **how).stats.shadow_checked == 0

@@ -12,6 +12,7 @@ from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.verify import EXACT, Accept
+from edgespec.plugins.lossy import All, TopK
 from tests.support.toy import PLAIN, Scripted, chain, hash_target
 
 VOCAB = 11
@@ -59,7 +60,7 @@ def test_the_same_method_is_exact_where_its_guesses_are_matched(params: Sampling
 
 
 def test_a_method_that_had_no_guess_to_verify_is_exact() -> None:
-    found, wanted, stats = texts(Scripted(lambda tokens, budget: EMPTY), SAMPLED, Accept("all"))
+    found, wanted, stats = texts(Scripted(lambda tokens, budget: EMPTY), SAMPLED, All())
     assert found == wanted
     assert (stats.exact, stats.lossless) == (True, True)
 
@@ -77,10 +78,10 @@ def test_a_tree_promises_the_text_where_its_rows_are_those_of_chains(exact_trees
     assert promises(SAMPLED) == (exact_trees, True)
     assert promises(SamplingParams(1.0, seed=3, acceptance="coupled"), flat) == (exact_trees, True)
     assert promises(SAMPLED, flat) == (False, True)  # rejection
-    assert promises(SamplingParams(), None, Accept("all")) == (False, False)
+    assert promises(SamplingParams(), None, All()) == (False, False)
 
 
-@pytest.mark.parametrize("accept", [Accept("all"), Accept("top-k", k=2), Accept(min_block=1)])
+@pytest.mark.parametrize("accept", [All(), TopK(k=2), Accept(min_block=1)])
 def test_a_lossy_rule_promises_nothing_once_it_has_judged_a_guess(accept: Accept) -> None:
     found, wanted, stats = texts(Scripted(lambda tokens, budget: chain([4])), SamplingParams(), accept)
     assert found != wanted

@@ -213,7 +213,7 @@ def test_a_busy_machine_predicts_nothing(
         ({"methods": ["eagle"]}, "needs a drafter"),
         ({"methods": ["speculative"]}, "needs a draft model"),
         ({"draft": DRAFT}, "not --method speculative"),
-        ({"codes": Path("nowhere")}, "--codes nowhere: there is no such folder"),
+        ({"codes": Path("nowhere")}, "--codec nowhere: there is no such folder"),
         ({"draft_format": "int4"}, "--draft-format was given, but not --method speculative"),
         ({"skip_set": Path("x.json")}, "not --method self-spec"),
         ({"context": 1}, "--context 1: expected 2 to 512"),

@@ -19,7 +19,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
-from edgespec.runtimes.images.drawn import Lookalikes, png
+from edgespec.runtimes.images.drawn import NearestCodes, png
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.options import LoadOptions
 from tests.cli.conftest import Command
@@ -109,7 +109,7 @@ def test_codes_that_look_alike_are_the_nearest_vectors(bundle: Path) -> None:
     with load(bundle, threads=1) as engine:
         codes = engine.bundle.manifest.codes
         assert codes is not None
-        near = Lookalikes(bundle, codes, 5).near
+        near = NearestCodes(bundle, codes, 5).near
         vectors = np.fromfile(bundle / "codebook.bin", "<f4").reshape(SIZE, -1)
         far = np.linalg.norm(vectors - vectors[7], axis=1)
         assert near(7).tolist() == np.argsort(far)[1:6].tolist()
@@ -134,7 +134,7 @@ def test_a_letter_is_drawn_without_a_download(command: Command, tmp_path: Path) 
         for method in engine.methods:
             made = engine.draw("I sans bold", method=method, fallback=False, temperature=0.0)
             assert np.array_equal(made.pixels[..., 0], drawn), method
-    voice = ("-o", tmp_path / "a.png", "--voice", "tara"), "--voice is for models that speak"
+    voice = ("-o", tmp_path / "a.png", "--voice", "tara"), "--voice is only for speech models"
     for words, why in ((), "-o picture.png"), (("-o", "a.wav"), "ends with .png"), voice:
         command(*run, *words).refused(2, why)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.verify import Accept
+from edgespec.plugins.lossy import All, TopK, Typical
 from tests.support.enumeration import Model, chains, plain_texts, random_model, texts, trees
 
 VOCAB = 3
@@ -112,7 +113,7 @@ def test_the_enumeration_sees_a_mistake(mistake: str) -> None:
 
 
 @pytest.mark.parametrize("block", [False, True])
-@pytest.mark.parametrize("accept", [Accept("typical"), Accept("top-k", k=2), Accept("all"), Accept(min_block=1)])
+@pytest.mark.parametrize("accept", [Typical(), TopK(k=2), All(), Accept(min_block=1)])
 def test_the_enumeration_sees_a_lossy_rule(accept: Accept, block: bool) -> None:
     target, draft = random_model(7, VOCAB), random_model(8, VOCAB)
     found, _ = texts(target, VOCAB, 3, chains(draft, VOCAB, 2), block, accept)

@@ -23,7 +23,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.planning.buffers import kv_bytes, native_scratch
 from edgespec.planning.footprint import PROCESS, Memory, MemoryPart, memory_of, process_bytes, resident_now
-from edgespec.planning.traffic import look_bytes, weight_size
+from edgespec.planning.traffic import head_pass_bytes, weight_size
 from edgespec.planning.weights import group_bytes, looked_up, needs, stock_weights, weight_parts
 from edgespec.reports.bench import extra_bytes
 from edgespec.runtimes.files.bundle import Bundle
@@ -150,7 +150,7 @@ def test_bytes_of_weights_are_said_once(
     assert of({name: size for name, size in held.items() if not name.endswith("bias")}, "medusa") == heads
     assert group_bytes(target, group, operators == "native") == heads
     assert weight_parts(target, made.files).heads == {"medusa": heads}
-    assert look_bytes(target, group, operators) == heads + head
+    assert head_pass_bytes(target, group, operators) == heads + head
     assert weight_size(form, operators) == weight
     assert extra_bytes(load(bundle, threads=1, check=False), "medusa") == heads
 

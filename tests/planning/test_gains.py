@@ -28,14 +28,14 @@ from edgespec.formulas.cost import CostModel, rising
 from edgespec.formulas.tree import best_tree
 from edgespec.planning.costs import PassTimes, curve_of, line
 from edgespec.planning.cut import TYPICAL, fastest_size, first_ids, typical_share
-from edgespec.planning.prediction import Curve, Guessing, best_gain
+from edgespec.planning.prediction import Curve, DraftProfile, best_gain
 from edgespec.planning.traffic import (
     attention_bytes,
-    exit_share,
+    early_exit_cost_ratio,
+    head_pass_bytes,
     kept_share,
     kv_token_bytes,
     layer_weights,
-    look_bytes,
     read_bytes,
     verify_curve,
 )
@@ -107,11 +107,11 @@ def test_bytes_that_drafts_read() -> None:
     one = kept_share(target, SkipSetPart(attention=[0], mlp=[0]), "native")[0]
     assert one == pytest.approx(1 - per_layer / FACTS.parameters)
     medusa = HeadGroup(name="m", kind="medusa", count=4)
-    assert look_bytes(target, medusa, "native") == 4 * (4 * 896**2 + FACTS.vocab * 896)
+    assert head_pass_bytes(target, medusa, "native") == 4 * (4 * 896**2 + FACTS.vocab * 896)
     own = HeadGroup(name="m", kind="medusa", count=4, own=True)
-    assert look_bytes(target, own, "native") == 4 * (4 * 896**2 + 4 * FACTS.vocab * 896)
+    assert head_pass_bytes(target, own, "native") == 4 * (4 * 896**2 + 4 * FACTS.vocab * 896)
     share = (12 * per_layer + 896**2 + FACTS.vocab * 896) / FACTS.parameters
-    assert exit_share(target, 12, "native") == pytest.approx(share)
+    assert early_exit_cost_ratio(target, 12, "native") == pytest.approx(share)
 
 
 def test_attention_reads_once_or_multiplies_for_each_row() -> None:
@@ -134,10 +134,10 @@ def test_a_tree_is_the_best_one() -> None:
         return 1 + 0.05 * (rows - 1)
 
     paths, gain = best_tree(ranks, v, 0.1, 16)
-    found = best_gain(Guessing([0.6], 16, ranks, at_once=True), 0.1, v)
+    found = best_gain(DraftProfile([0.6], 16, ranks, at_once=True), 0.1, v)
     assert found.speedup == pytest.approx(gain, rel=1e-3)
     assert found.gamma == len(paths)
-    limited = best_gain(Guessing([0.6], 2, ranks, at_once=True), 0.1, v)
+    limited = best_gain(DraftProfile([0.6], 2, ranks, at_once=True), 0.1, v)
     assert limited.gamma == 2
     assert limited.speedup == pytest.approx((1 + 0.6 + 0.24) / (v(3) + 0.1), rel=1e-3)
 
@@ -145,18 +145,18 @@ def test_a_tree_is_the_best_one() -> None:
 @pytest.mark.parametrize(
     ("guessing", "c", "row", "how", "speedup", "gamma"),
     [
-        (Guessing([0.9], 3), 0.1, 0.0, {"first": 0.4}, 3.439 / 1.6, 3),  # a round's first step takes longer
-        (Guessing([0.9], 3, at_once=True), 0.1, 0.0, {"first": 0.4}, 3.439 / 1.4, 3),
-        (Guessing([0.9], 3, at_once=True), 0.5, 0.0, {}, 3.439 / 1.5, 3),  # heads cost the same for any number
-        (Guessing([0.5], 8, fixed=(1.5, 1.9)), 0.0, 0.2, {}, 1.9 / 1.3, 2),  # a drafter that stops by itself
+        (DraftProfile([0.9], 3), 0.1, 0.0, {"first": 0.4}, 3.439 / 1.6, 3),  # a round's first step takes longer
+        (DraftProfile([0.9], 3, at_once=True), 0.1, 0.0, {"first": 0.4}, 3.439 / 1.4, 3),
+        (DraftProfile([0.9], 3, at_once=True), 0.5, 0.0, {}, 3.439 / 1.5, 3),  # heads cost the same for any number
+        (DraftProfile([0.5], 8, fixed=(1.5, 1.9)), 0.0, 0.2, {}, 1.9 / 1.3, 2),  # a drafter that stops by itself
         # sequences share a pass and draft in turn
-        (Guessing([0.99], 1), 0.1, 0.1, {"width": 4}, 1.99 / (4 * 0.1 / 1.3 + 1.7 / 1.3), 1),
+        (DraftProfile([0.99], 1), 0.1, 0.1, {"width": 4}, 1.99 / (4 * 0.1 / 1.3 + 1.7 / 1.3), 1),
         # where rows are all that costs, guesses of many sequences do not help
-        (Guessing([0.5], 4), 0.1, 1.0, {"width": 8}, 1.0, 0),
+        (DraftProfile([0.5], 4), 0.1, 1.0, {"width": 8}, 1.0, 0),
     ],
 )
 def test_gains_counted_by_hand(
-    guessing: Guessing, c: float, row: float, how: dict[str, Any], speedup: float, gamma: int
+    guessing: DraftProfile, c: float, row: float, how: dict[str, Any], speedup: float, gamma: int
 ) -> None:
     """``row``: what each row but the first adds to a pass."""
     found = best_gain(guessing, c, lambda rows: 1 + row * (rows - 1), **how)
@@ -203,7 +203,7 @@ def test_control_makes_of_a_method_what_is_predicted(operators: Operators, form:
     points = curve_of(form, operators)
     for c in (0.03, 0.1, 0.5, 0.9):
         for rate in (0.0, 0.3, 0.5, 0.7, 0.9):
-            expected = best_gain(Guessing([rate], 5, at_once=at_once), c, lambda rows: line(points, rows)).speedup
+            expected = best_gain(DraftProfile([rate], 5, at_once=at_once), c, lambda rows: line(points, rows)).speedup
             got = mean(played(rate, c, lambda rows: line(points, rows), 5, at_once, seed) for seed in range(3))
             assert got == pytest.approx(expected, rel=0.15), (c, rate)
 
@@ -219,7 +219,7 @@ def test_never_worse_than_plain(rates: list[float], c: float, row: float, width:
     def v(rows: float) -> float:
         return 1 + row * (rows - 1)
 
-    found = best_gain(Guessing(rates, most), c, v, width)
+    found = best_gain(DraftProfile(rates, most), c, v, width)
     assert found.speedup >= 1
     assert 1 <= found.tokens <= 1 + most
     assert found.gamma <= most

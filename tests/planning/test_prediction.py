@@ -24,7 +24,7 @@ from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
 from edgespec.planning.costs import CONTROL, STRICT, Costs, curve_of, line
-from edgespec.planning.prediction import Guessing, Speed, best_gain, speed_of
+from edgespec.planning.prediction import DraftProfile, Speed, best_gain, speed_of
 from edgespec.planning.profiles import Profile
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
 from edgespec.runtimes.files.formats import FORMATS, SPECS, Format
@@ -201,7 +201,7 @@ def test_another_format_has_the_documented_curve() -> None:
     prior = METHODS["speculative"].prior
     assert prior
     a, more, curve = prior.acceptance, CONTROL / (10 * ratio), curve_of("fp32", "native")
-    expected = best_gain(Guessing([a], 1), c, lambda rows: line(curve, rows) + more)
+    expected = best_gain(DraftProfile([a], 1), c, lambda rows: line(curve, rows) + more)
     assert speed.speedup == pytest.approx(expected.speedup)
     assert 1 < speed.speedup < (1 + a) / (c + dict(curve)[2])
     assert any("verify curve of native fp32" in note for note in speed.assumed)
@@ -289,7 +289,7 @@ def test_batches() -> None:
     assert plain.tokens_per_second == pytest.approx(1000 / 13)  # of one of four that share a pass of 4 rows
     assert plain.speedup == 1.0
     speed = of(found, "speculative", known, depth=0, batch=4)
-    expected = best_gain(Guessing([0.6, 2 / 3], 4), 0.1, lambda rows: (9 + rows + CONTROL) / 10, width=4)
+    expected = best_gain(DraftProfile([0.6, 2 / 3], 4), 0.1, lambda rows: (9 + rows + CONTROL) / 10, width=4)
     assert speed.speedup == pytest.approx(expected.speedup)  # accepted as in the trial
     assert 0.97 < speed.speedup < 1
     assert any("several sequences" in note for note in speed.assumed)

@@ -112,9 +112,9 @@ def test_auto_chooses_from_it_by_its_prediction(demo: Path) -> None:  # noqa: F8
 def test_commands_know_it(command: Command, demo: Path) -> None:  # noqa: F811
     run = command("run", demo, "--prompt", "My lord,", "--method", "phrases", "--max-new-tokens", 16, "--json").json
     assert run["method_used"] == "phrases"
-    proof = command("verify", demo, "--method", "phrases", "--limit", 2, "--max-new-tokens", 24, "--json").json
+    proof = command("verify", demo, "--method", "phrases", "--max-prompts", 2, "--max-new-tokens", 24, "--json").json
     assert [(one["method"], one["exact"]) for one in proof["methods"]] == [("phrases", True)]
-    quick = ("--limit", 1, "--repeats", 2, "--max-new-tokens", 16)
+    quick = ("--max-prompts", 1, "--repeats", 2, "--max-new-tokens", 16)
     rows = command("bench", demo, "--method", "phrases", *quick, "--json").json
     assert "phrases" in str(rows)
     planned = command("plan", demo, "--method", "phrases", "--budget", "1GiB", "--json").json
@@ -163,7 +163,7 @@ def test_an_architecture_of_another_package_is_exported_and_exact(
     bundles = [tmp_path / "bundle", tmp_path / "plain"]
     for source, bundle in zip((parrot, TARGET), bundles, strict=True):
         assert command("export", source, "-o", bundle, *options).code == 0
-    proof = command("verify", bundles[0], "--limit", 2, "--max-new-tokens", 24, "--json").json
+    proof = command("verify", bundles[0], "--max-prompts", 2, "--max-new-tokens", 24, "--json").json
     assert proof["methods"]
     assert all(one["exact"] for one in proof["methods"])
     assert read_manifest(bundles[0]).target.facts.architecture == "parrot"

@@ -71,7 +71,8 @@ def words(path: Path) -> str:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in PLUGINS.iterdir() if (path / "__init__.py").is_file()))
 def test_the_core_names_no_plugin(name: str) -> None:
-    named = re.compile(rf"(?i)(?<![a-z]){name}(?![a-z])")
+    found = {"lossy": "lantern|edgespec.plugins"}.get(name, name)  # its rules: a word of the core, too
+    named = re.compile(rf"(?i)(?<![a-z])({found})(?![a-z])")
     core = [path for path in sorted((ROOT / "edgespec").rglob("*.py")) if PLUGINS not in path.parents]
     assert len(core) > 200
     assert not [str(path.relative_to(ROOT)) for path in core if named.search(words(path))]

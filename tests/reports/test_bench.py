@@ -25,7 +25,7 @@ from edgespec.reports.bench import BASELINE, MethodFigures, bench_all, bootstrap
 from edgespec.reports.calibrate import FEWEST_NEW, NEW, _length, make_trials, mean_round, pass_times
 from edgespec.reports.measuring import profile_passes
 from edgespec.reports.pages import plot
-from edgespec.runtimes.ort.native_library import PARTS, Roofs
+from edgespec.runtimes.ort.native_library import PARTS, RooflineLimits
 from tests.conftest import PROMPTS
 
 Get = Callable[..., Engine]
@@ -240,7 +240,7 @@ def test_stock_operators_are_refused(engine: Callable[..., Engine]) -> None:
 
 
 def test_the_higher_roof_counts() -> None:
-    roofs = Roofs(bandwidth=10.0, dots=100.0)
+    roofs = RooflineLimits(bandwidth=10.0, dots=100.0)
     assert roofs.seconds(20, 100) == 2.0
     assert roofs.seconds(20, 400) == 4.0
 
@@ -273,19 +273,19 @@ ROWS = [PLAIN4, FAST4, DOUBTFUL, FREE, PLAIN8, FAST8]
 
 def test_four_situations() -> None:
     chat, batch, memory, quality = advise(ROWS, PARITY)
-    assert (chat.format, chat.method, chat.pays, len(chat.rests_on)) == ("int4", "speculative", True, 6)
+    assert (chat.format, chat.method, chat.faster_than_plain, len(chat.evidence)) == ("int4", "speculative", True, 6)
     assert (batch.format, batch.method, batch.measured) == ("int4", "ar", False)
     assert "derived, not measured" in batch.why
-    assert batch.rests_on == ["int4 plain", "int8 plain"]
+    assert batch.evidence == ["int4 plain", "int8 plain"]
     assert (memory.format, memory.method) == ("int4", "self-spec")
-    assert memory.rests_on == ["int4 plain", "int4 ngram", "int4 self-spec"]
+    assert memory.evidence == ["int4 plain", "int4 ngram", "int4 self-spec"]
     assert (quality.format, quality.method) == ("int8", "speculative")
     assert "top-1 agreement 99.0%" in quality.why
 
 
 def test_it_says_when_nothing_pays() -> None:
     for item in advise([PLAIN4, DOUBTFUL], {}):
-        assert (item.method, item.pays) == ("ar", False)
+        assert (item.method, item.faster_than_plain) == ("ar", False)
     chat, _, memory, quality = advise([PLAIN4, DOUBTFUL], {})
     assert all("no method is surely faster" in item.why for item in (chat, memory, quality))
     assert "no bundle has parity figures" in quality.why
@@ -299,7 +299,7 @@ def test_batches_are_judged_by_their_own_figures() -> None:
     assert "no method is faster than plain decoding in a batch" in batch.why
     rows[1]["batch_tokens_per_second"] = 350.0
     batch = advise(rows, {})[1]
-    assert (batch.method, batch.pays) == ("speculative", True)
+    assert (batch.method, batch.faster_than_plain) == ("speculative", True)
     assert "350.0, plain decoding 300.0" in batch.why
 
 

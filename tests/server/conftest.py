@@ -141,6 +141,6 @@ def stop(served: Served) -> str:
 @pytest.fixture(scope="session")
 def served(served_bundle: Path) -> Iterator[Served]:
     """Make a server of that bundle, whose queue takes everything."""
-    running = start(served_bundle, "--queue", "200", "--name", "demo", "--parallel", "4")
+    running = start(served_bundle, "--queue", "200", "--name", "demo", "--max-batch-size", "4")
     yield running
     stop(running)

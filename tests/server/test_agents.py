@@ -277,7 +277,7 @@ LAST = {"/v1/responses": "response.incomplete", "/v1/messages?beta=true": "messa
 
 @pytest.fixture(scope="module")
 def server(chat_bundle: Path) -> Iterator[Served]:
-    running = start(chat_bundle, "--name", "it", "--parallel", "2")
+    running = start(chat_bundle, "--name", "it", "--max-batch-size", "2")
     yield running
     stop(running)
 

@@ -32,7 +32,7 @@ KEY, OTHER = "secret", "another"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = with_template(TEMPLATE, tmp_path_factory.mktemp("agent"))
-    running = start(folder, "--name", "agent", "--api-key", KEY, "--api-key", OTHER, "--most-tokens", "300")
+    running = start(folder, "--name", "agent", "--api-key", KEY, "--api-key", OTHER, "--max-tokens", "300")
     yield running
     stop(running)
 

@@ -24,7 +24,7 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.server.app import Access, make_app
 from edgespec.server.errors import Busy, Stopped
 from edgespec.server.queues import FairQueue
-from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
+from edgespec.server.scheduler import Event, Limits, PendingRequest, Scheduler
 from tests.server.conftest import models_of
 
 URL = "http://localhost:8000"
@@ -233,16 +233,16 @@ class Listener:
             self.at_first()
 
 
-def submit(scheduler: Scheduler, engine: Engine, listener: Listener) -> Ticket:
+def submit(scheduler: Scheduler, engine: Engine, listener: Listener) -> PendingRequest:
     settings = Settings(max_new_tokens=300, ignore_eos=True)
-    return scheduler.submit(Ticket(engine.codec.encode("The king"), settings, listener))
+    return scheduler.submit(PendingRequest(engine.codec.encode("The king"), settings, listener))
 
 
 def test_time_is_limited(engine: Engine) -> None:
     """What runs is cut and keeps its text; what waits is told that its turn did not come."""
     scheduler = Scheduler(engine, Limits(parallel=1))
     first, second = Listener(), Listener()
-    tickets: list[Ticket] = []
+    tickets: list[PendingRequest] = []
 
     def over() -> None:  # in the decoding thread, after the first round: both were lined up before
         tickets.append(submit(scheduler, engine, second))
@@ -254,11 +254,11 @@ def test_time_is_limited(engine: Engine) -> None:
     assert tickets[0].done.wait(120)
     assert tickets[1].done.wait(120)
     scheduler.close()
-    assert first.events[-1].late
+    assert first.events[-1].timed_out
     assert first.events[-1].result is not None
     assert 0 < len(first.events[-1].result.tokens) < 300
     (only,) = second.events
-    assert only.late
+    assert only.timed_out
     assert "did not come in time" in str(only.error)
 
 

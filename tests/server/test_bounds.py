@@ -32,7 +32,7 @@ from edgespec.server.guard import BodyLimit
 from edgespec.server.held import ASIDE, Held, HeldBytes
 from edgespec.server.models import Models
 from edgespec.server.readers import ended
-from edgespec.server.reading import Known, Reader, _predicted, _told, understood
+from edgespec.server.reading import ModelInfo, Reader, _predicted, _told, understood
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.scheduler import Limits
 from edgespec.server.serving import SPARE, Open
@@ -47,7 +47,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def crowded(served_bundle: Path) -> Iterator[Served]:
     """Make a server with few places for connections, and one text at a time."""
-    running = start(served_bundle, "--name", "demo", "--connections", str(PLACES), "--parallel", "1")
+    running = start(served_bundle, "--name", "demo", "--connections", str(PLACES), "--max-batch-size", "1")
     yield running
     stop(running)
 
@@ -226,17 +226,17 @@ def test_a_form_that_is_none_is_refused(content_type: bytes, body: bytes, messag
 
 
 @pytest.fixture(scope="module")
-def known(alone: Engine) -> Known:
+def known(alone: Engine) -> ModelInfo:
     facts, eos = alone.bundle.manifest.target.facts, alone.bundle.manifest.tokenizer.eos
-    return Known(str(alone.bundle.path), "demo", facts.vocab, alone.context, tuple(eos), {}, 200)
+    return ModelInfo(str(alone.bundle.path), "demo", facts.vocab, alone.context, tuple(eos), {}, 200)
 
 
 @pytest.fixture(scope="module")
-def reader(known: Known) -> Reader:
+def reader(known: ModelInfo) -> Reader:
     return Reader([known])
 
 
-def test_a_prediction_is_tokenized_once_and_cut_to_the_context(alone: Engine, known: Known, reader: Reader) -> None:
+def test_a_prediction_is_tokenized_once_and_cut_to_the_context(alone: Engine, known: ModelInfo, reader: Reader) -> None:
     tokens, text = reader._tokens("demo"), "My lord, the king is dead."
     assert list(_predicted(tokens, text)) == alone.codec.encode(text, special=False)
     assert len(_predicted(tokens, "a b " * 50_000)) == known.context
@@ -276,7 +276,7 @@ def test_a_mistake_while_reading_ends_no_process() -> None:
         assert type(error).__name__ in message
 
 
-def test_a_server_without_the_library_of_grammars_says_so(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_the_library_of_grammars_says_so(known: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     ask = {"model": "demo", "prompt": "x", "response_format": {"type": "json_object"}}
     with pytest.raises(InvalidRequest, match="llguidance is not installed"):

@@ -38,7 +38,17 @@ ASK: dict[str, Any] = {"model": "demo", "prompt": "The king", "max_tokens": 400,
 @pytest.fixture(scope="module")
 def small(served_bundle: Path) -> Iterator[Served]:
     """Make a server with few connections and little patience."""
-    running = start(served_bundle, "--name", "demo", "--connections", str(MOST), "--arrive", "1.5", "--idle", "1")
+    running = start(
+        served_bundle,
+        "--name",
+        "demo",
+        "--connections",
+        str(MOST),
+        "--read-timeout",
+        "1.5",
+        "--keep-alive-timeout",
+        "1",
+    )
     yield running
     assert running.process.poll() is None
     stop(running)
@@ -195,7 +205,7 @@ def test_what_comes_behind_a_running_request_is_bounded(small: Served) -> None:
 
 def test_a_client_that_does_not_read_is_left_behind(served_bundle: Path) -> None:
     """Its texts end, and are counted, running or waiting; no machine writes all of them in the time."""
-    running = start(served_bundle, "--name", "demo", "--arrive", "0.5", "--parallel", "2")
+    running = start(served_bundle, "--name", "demo", "--read-timeout", "0.5", "--max-batch-size", "2")
     try:
         body = json.dumps(ASK | {"n": 16, "max_tokens": 900, "logprobs": 1}).encode()
         with connect(running, window=4096) as sock:
@@ -364,7 +374,7 @@ SECONDS = 3.0
 @pytest.fixture(scope="module")
 def attacked(chat_bundle: Path) -> Iterator[Served]:
     """Make a server that knows conversations; nothing of what it is asked may end in a traceback."""
-    running = start(chat_bundle, "--name", "demo", "--arrive", "2", "--connections", "64")
+    running = start(chat_bundle, "--name", "demo", "--read-timeout", "2", "--connections", "64")
     assert running.process.stderr is not None
     said = list[str]()
     reader = threading.Thread(target=said.extend, args=(running.process.stderr,))

@@ -40,7 +40,7 @@ def alone(bundle: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(bundle: Path) -> Iterator[Served]:
-    running = start(bundle, "--name", "poet", "--most-body", "3000000")
+    running = start(bundle, "--name", "poet", "--max-body-size", "3000000")
     yield running
     stop(running)
 

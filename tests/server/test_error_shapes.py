@@ -37,7 +37,18 @@ EARLY: dict[str, tuple[bytes, int, str]] = {  # what is sent to PATH; status; ty
 
 @pytest.fixture(scope="module")
 def server(chat_bundle: Path) -> Iterator[Served]:
-    options = ("--name", "it", "--arrive", "0.5", "--most-body", "3000", "--api-key", "k", "--idle", "0.5")
+    options = (
+        "--name",
+        "it",
+        "--read-timeout",
+        "0.5",
+        "--max-body-size",
+        "3000",
+        "--api-key",
+        "k",
+        "--keep-alive-timeout",
+        "0.5",
+    )
     running = start(chat_bundle, *options)
     yield running
     stop(running)

@@ -48,7 +48,17 @@ def test_prompts_are_found_after_a_restart(
 def test_clients_with_one_system_prompt_read_it_together(served_bundle: Path) -> None:
     """All at once, without a file: the answers are those of each alone, and nothing goes from key to key."""
     common, ends = PROMPTS[14] * 16, [PROMPTS[at][:20] for at in range(6)]
-    options = ("--name", "demo", "--api-key", "first", "--api-key", "second", "--parallel", "6", "--no-prompt-cache")
+    options = (
+        "--name",
+        "demo",
+        "--api-key",
+        "first",
+        "--api-key",
+        "second",
+        "--max-batch-size",
+        "6",
+        "--no-prompt-cache",
+    )
     running = start(served_bundle, *options)
 
     def asked(key: str, end: str) -> tuple[str, int, int]:

@@ -20,7 +20,7 @@ from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server import readers as module
 from edgespec.server.errors import Busy, Failure
 from edgespec.server.readers import Readers
-from edgespec.server.reading import Known, Read, Reader, parsed
+from edgespec.server.reading import ModelInfo, ParsedRequest, Reader, parsed
 from edgespec.server.requests import (
     MOST_BIASES,
     MOST_CHOICES,
@@ -52,14 +52,14 @@ def engine(bundles: Callable[..., Path]) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def known(engine: Engine) -> Known:
+def known(engine: Engine) -> ModelInfo:
     facts, eos = engine.bundle.manifest.target.facts, engine.bundle.manifest.tokenizer.eos
     sampling = {key: value for key, value in asdict(SamplingParams()).items() if isinstance(value, (int, float, str))}
-    return Known(str(engine.bundle.path), "demo", facts.vocab, engine.context, tuple(eos), sampling, 200)
+    return ModelInfo(str(engine.bundle.path), "demo", facts.vocab, engine.context, tuple(eos), sampling, 200)
 
 
 @pytest.fixture(scope="module")
-def reader(known: Known) -> Reader:
+def reader(known: ModelInfo) -> Reader:
     return Reader([known])
 
 
@@ -131,7 +131,7 @@ def test_what_is_no_object_of_json_is_refused(body: bytes) -> None:
     assert parsed(json.dumps(deep(MOST_LEVELS)).encode())
 
 
-def asked(known: Known, work: Callable[[Readers], Coroutine[Any, Any, Any]]) -> Any:
+def asked(known: ModelInfo, work: Callable[[Readers], Coroutine[Any, Any, Any]]) -> Any:
     async def run() -> Any:
         readers = Readers([known])
         await readers.start()
@@ -147,12 +147,12 @@ def body(**change: Any) -> bytes:
     return json.dumps(ASK | change).encode()
 
 
-def test_a_request_is_what_was_asked(known: Known, engine: Engine) -> None:
+def test_a_request_is_what_was_asked(known: ModelInfo, engine: Engine) -> None:
     own = {"method": "ngram", "top_k": 7, "regex": "[a-z]+"}
     sent = body(
         prompt=["The king", "O"], n=2, seed=5, stop=["x", "yz"], logit_bias={"7": -3}, edgespec=own, stream=True
     )
-    read: Read = asked(known, lambda readers: readers.read("me", "completion", sent))
+    read: ParsedRequest = asked(known, lambda readers: readers.read("me", "completion", sent))
     assert [list(prompt) for prompt in read.prompts] == [engine.codec.encode("The king"), engine.codec.encode("O")]
     assert [one.sampling.seed for one in read.each()] == [5, 6]
     settings = read.settings
@@ -162,16 +162,16 @@ def test_a_request_is_what_was_asked(known: Known, engine: Engine) -> None:
     assert settings.sampling.acceptance == "coupled"
 
 
-def test_a_request_without_a_seed_learns(known: Known) -> None:
+def test_a_request_without_a_seed_learns(known: ModelInfo) -> None:
     """A seed that nobody asked for would make guesses and their costs start anew with every request."""
-    read: Read = asked(known, lambda readers: readers.read("me", "completion", body(temperature=1.0, n=2)))
+    read: ParsedRequest = asked(known, lambda readers: readers.read("me", "completion", body(temperature=1.0, n=2)))
     for settings in read.each():
         assert settings.sampling.seed is None
         assert not settings.sampling.seeded_rejection
         assert settings.sampling.temperature == 1.0
 
 
-def test_what_takes_too_much_ends_alone(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_too_much_ends_alone(known: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema within its bounds that takes more than its time: others are read meanwhile and afterwards."""
     monkeypatch.setattr(module, "SLOW", 0)  # what there is of a second
     shape = {"type": "object", "properties": {f"{number:x}": {} for number in range(5000)}}
@@ -188,7 +188,7 @@ def test_what_takes_too_much_ends_alone(known: Known, monkeypatch: pytest.Monkey
     asked(known, work)
 
 
-def test_too_many_that_wait_to_be_read_are_refused(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_that_wait_to_be_read_are_refused(known: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_OF_ONE", 2)
 
     async def work(readers: Readers) -> list[object]:
@@ -198,13 +198,13 @@ def test_too_many_that_wait_to_be_read_are_refused(known: Known, monkeypatch: py
         return await asyncio.gather(*many, other, return_exceptions=True)
 
     *many, other = asked(known, work)
-    assert isinstance(other, Read)
+    assert isinstance(other, ParsedRequest)
     refused = [one for one in many if isinstance(one, Busy)]
     assert refused
-    assert all(isinstance(one, (Busy, Read)) for one in many)
+    assert all(isinstance(one, (Busy, ParsedRequest)) for one in many)
 
 
-def test_errors_keep_their_field_and_kind(known: Known) -> None:
+def test_errors_keep_their_field_and_kind(known: ModelInfo) -> None:
     async def work(readers: Readers) -> list[Any]:
         sent = (body(n=99), body(model="other"), body(prompt="word " * 4000), b"x")
         calls = [readers.read("me", "completion", one) for one in sent]

@@ -39,7 +39,7 @@ def ended(served: Served) -> str:
 
 def test_texts_that_run_on_are_cut_and_told_so(served_bundle: Path) -> None:
     """At the end of its grace a stream ends with an error event and [DONE], an answer in one piece with 503."""
-    running = start(served_bundle, "--name", "demo", "--grace", "0", "--parallel", "1")
+    running = start(served_bundle, "--name", "demo", "--shutdown-timeout", "0", "--max-batch-size", "1")
     url = f"{running.url}/v1/completions"
     with httpx.stream("POST", url, json=ASK | OWN | {"n": 4, "max_tokens": 900}, timeout=60) as sent:
         lines = sent.iter_lines()
@@ -55,7 +55,7 @@ def test_texts_that_run_on_are_cut_and_told_so(served_bundle: Path) -> None:
 
 
 def test_a_second_signal_cuts_what_runs(served_bundle: Path) -> None:
-    running = start(served_bundle, "--name", "demo", "--grace", "600")
+    running = start(served_bundle, "--name", "demo", "--shutdown-timeout", "600")
     with httpx.stream(
         "POST", f"{running.url}/v1/completions", json=ASK | OWN | {"n": 16, "max_tokens": 900}, timeout=60
     ) as sent:
@@ -73,7 +73,7 @@ def test_it_stops_whatever_is_half_sent_or_being_read(served_bundle: Path) -> No
     """A body that never ends, and a schema that takes seconds, hold nobody up."""
     import socket
 
-    running = start(served_bundle, "--name", "demo", "--grace", "600", "--arrive", "600")
+    running = start(served_bundle, "--name", "demo", "--shutdown-timeout", "600", "--read-timeout", "600")
     host, _, port = running.url.removeprefix("http://").partition(":")
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     shape = {"type": "object", "properties": {f"{number:x}": {} for number in range(5000)}}

@@ -53,7 +53,7 @@ ASK: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def served_chat(chat_bundle: Path) -> Iterator[Served]:
-    running = start(chat_bundle, "--name", "agent", "--parallel", "2", "--no-log")
+    running = start(chat_bundle, "--name", "agent", "--max-batch-size", "2", "--no-log")
     yield running
     assert "POST" not in stop(running)
 

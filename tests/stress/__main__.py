@@ -85,7 +85,7 @@ def main() -> int:
 
 def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[str, Any], int]:
     """Make a server that clients who mean harm use for so long."""
-    options = ("--name", "demo", "--arrive", "10", "--budget", f"{BUDGET >> 20}MiB")
+    options = ("--name", "demo", "--read-timeout", "10", "--budget", f"{BUDGET >> 20}MiB")
     program = ("-m", "tests.stress.lag")  # which says how late its event loop was
     served = start(bundle(work / "native", "native"), *options, threads=threads, program=program)
     try:

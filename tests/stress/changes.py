@@ -135,7 +135,9 @@ class Bench:
                 return case
             self._judge(case, result, file.is_file() and file.read_bytes() == old, operators)
             if self.verify and not case.wrong and case.kind == BUNDLE and not case.running:
-                told = CliRunner().invoke(command_line, ["verify", str(bundle), "--limit", "1", "--method", "swift"])
+                told = CliRunner().invoke(
+                    command_line, ["verify", str(bundle), "--max-prompts", "1", "--method", "swift"]
+                )
                 if told.exit_code == 0:
                     case.wrong = "verify passed"
             return case

@@ -143,7 +143,7 @@ def crowd(made: Path, count: int, seconds: float, threads: int) -> tuple[Outcome
         seconds: how long.
         threads: that decode.
     """
-    options = ("--name", "demo", "--queue", "1000", "--parallel", "8", "--no-log")
+    options = ("--name", "demo", "--queue", "1000", "--max-batch-size", "8", "--no-log")
     served = start(made, *options, threads=threads, program=("-c", KEEPS_ALL))
     try:
         with httpx.Client(base_url=f"{served.url}/v1/", timeout=600) as http:

@@ -101,7 +101,7 @@ JOBS: dict[str, Job] = {
         lambda work: any((work / "cache").glob("[!.]*-stock")),
     ),
     "calibrate": Job(
-        lambda work: ["calibrate", str(work / "bundle"), "--seconds", "0.1", "--threads", "1", "--force"],
+        lambda work: ["calibrate", str(work / "bundle"), "--duration", "0.1", "--threads", "1", "--force"],
         _look_at_profiles,
         lambda work: any((work / "cache" / "profiles").glob("[!.]*")),
     ),
@@ -121,8 +121,7 @@ JOBS: dict[str, Job] = {
     ),
     "skip sets": Job(
         lambda work: [
-            *["run", str(work / "bundle"), *RUN, "--method", "swift", "--max-new-tokens", "60"],
-            *["--set", "search=0.5"],
+            *["run", str(work / "bundle"), *RUN, "--method", "swift", "--max-new-tokens", "600"],
         ],
         _look_at_sets,
         lambda work: True,  # a search that finds nothing keeps nothing

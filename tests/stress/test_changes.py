@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from edgespec.runtimes.files.checked import Stamp
+from edgespec.runtimes.files.checked import FileStat
 from tests.stress.changes import Bench, make_bench, old_cache_copied_back
 
 CASES = 12
@@ -34,8 +34,8 @@ def test_an_old_cache_that_is_copied_back_changes_nothing(bench: Bench) -> None:
 def test_changes_would_be_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """With size and time of modification alone, some changes are called exact: then these cases say so."""
 
-    def of(cls: type[Stamp], found: os.stat_result) -> Stamp:
+    def of(cls: type[FileStat], found: os.stat_result) -> FileStat:
         return cls(0, 0, found.st_size, found.st_mtime_ns)
 
-    monkeypatch.setattr(Stamp, "of", classmethod(of))
+    monkeypatch.setattr(FileStat, "of", classmethod(of))
     assert any(bench.run(random.Random(seed)).wrong for seed in range(CASES))

@@ -8,9 +8,9 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llama, olmo, qwen, seq2seq, t5, whisper  # noqa: F401 (register)
 from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.janus import drawing_half
+from edgespec.export.architectures.janus import generating_half
 from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
-from edgespec.export.architectures.refused import REFUSED, refuse_encoder, refuse_senses, senses
+from edgespec.export.architectures.refused import REFUSED, modalities, refuse_encoder, refuse_senses
 from edgespec.export.architectures.sights import HEARINGS, READ, open_hearing, open_sight
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix
 from edgespec.extensions import ARCHITECTURES as GROUP
@@ -39,13 +39,13 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     """Open a checkpoint as its architecture.
 
     Raises:
-        NotText: the model has an encoder, or reads more than text and not its text half was asked for.
+        NotCausalLM: the model has an encoder, or reads more than text and not its text half was asked for.
         UnsupportedModel: unknown ``model_type``; the message lists supported types.
     """
-    source = drawing_half(source) if describe(source.config) == "janus" and not text_only else _unwrapped(source)
+    source = generating_half(source) if describe(source.config) == "janus" and not text_only else _unwrapped(source)
     whole, opened = source.config, source
     config = whole
-    what, text = senses(config, source.index), config.get("text_config")
+    what, text = modalities(config, source.index), config.get("text_config")
     kind_of = describe(config) if what and not text_only else ""
     if kind_of not in ("", *READ.get(what, ())):
         raise refuse_senses(source.path, what, text_kind(config), READ)

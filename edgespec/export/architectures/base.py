@@ -46,7 +46,7 @@ class Part:
         return {}
 
 
-class Sight(NamedTuple):
+class VisionEncoderSpec(NamedTuple):
     """Vision encoder of a decoder; ``image``: its entry in the manifest.
 
     The first projector makes the decoder's rows, each other one rows that are added after one of its first layers.
@@ -59,7 +59,7 @@ class Sight(NamedTuple):
     places: Extra | None = None
 
 
-class Hearing(NamedTuple):
+class AudioEncoderSpec(NamedTuple):
     """Audio encoder of a decoder; ``sound``: its entry in the manifest; None = it reads captions.
 
     ``convolutions``: over chunks of features, in sequence, before the encoder.
@@ -172,8 +172,8 @@ class Architecture:
     encoder: Architecture | None = None  # of a decoder that attends over its output
     inserts: int = 0  # columns of rows without a token's embedding, as an image's; 0 = none
 
-    sight: Sight | None = None  # vision encoder of a decoder
-    hearing: Hearing | None = None  # audio encoder of a decoder
+    sight: VisionEncoderSpec | None = None  # vision encoder of a decoder
+    hearing: AudioEncoderSpec | None = None  # audio encoder of a decoder
     text_half_of: str = ""  # other inputs of the whole model, as in "images"; "" = a text model
     codes: tuple[dict[str, Any], dict[str, str]] | None = None  # its own decoder of codes: config.json, names by ours
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from math import isqrt
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import Sight
-from edgespec.export.architectures.towers import HALVES, MERGED_NORM, SECOND, Projector, Tower, Whole
+from edgespec.export.architectures.base import VisionEncoderSpec
+from edgespec.export.architectures.towers import HALVES, MERGED_NORM, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import affine, original, transposed
 from edgespec.runtimes.files.images import Gemma3Pixels, ImagePart, ImageWords, MergePart
 
 PROJECTION = "multi_modal_projector.mm_input_projection_weight"
 
 
-def open_sight(whole: Whole) -> Sight:
+def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     """Open the tower and the projector of Gemma 3; its crops (pan and scan) are not supported."""
     settings, pixels = whole.settings, whole.pixels
     pixels.refuse("do_pan_and_scan", "pan and scan", "whole pictures, as the model's own processor has it")
@@ -39,4 +39,4 @@ def open_sight(whole: Whole) -> Sight:
         processor=Gemma3Pixels(kind="gemma3", size=size, **whole.common(patch, HALVES, HALVES, 2)),
         words=whole.words(words), merge=MergePart(how="average", factor=side // here), most=rows, bidirectional=True,
     )  # fmt: skip
-    return Sight(image, tower, [projector])
+    return VisionEncoderSpec(image, tower, [projector])

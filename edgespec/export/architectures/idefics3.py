@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import Sight
-from edgespec.export.architectures.towers import HALVES, SECOND, Projector, Tower, Whole
+from edgespec.export.architectures.base import VisionEncoderSpec
+from edgespec.export.architectures.towers import HALVES, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import taken
 from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, ImageWords, MergePart
 
@@ -22,7 +22,7 @@ class Idefics3Tower(Tower):
     }  # fmt: skip
 
 
-def open_sight(whole: Whole) -> Sight:
+def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     factor, token = whole.settings.integer("scale_factor", 2), whole.settings.integer("image_token_id", 128257)
     patch = int(whole.vision.get("patch_size", 32))
     size, tiles = (whole.pixels.get(key, {}) for key in ("size", "max_image_size"))
@@ -45,4 +45,4 @@ def open_sight(whole: Whole) -> Sight:
                             **whole.common(patch, HALVES, HALVES, 1))  # fmt: skip
     image = ImagePart(processor=pixels, words=whole.words(words), merge=MergePart(how="blocks", factor=factor),
                       most=rows * pieces)  # fmt: skip
-    return Sight(image, tower, [projector])
+    return VisionEncoderSpec(image, tower, [projector])

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, LAYERS, Sight
+from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, LAYERS, VisionEncoderSpec
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.qwen_vl import DEVIATION, MEAN
-from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, Whole
+from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import Extra, Floats, made_of, original, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.images import ImagePart, ImageWords, InternVlPixels, MergePart
@@ -74,7 +74,7 @@ def _times(by: Extra) -> Any:
     return lambda values: (values.T * by.read(slice(None), None)).T
 
 
-def open_sight(whole: Whole) -> Sight:
+def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     settings, pixels = whole.settings, whole.pixels
     wrong = [key for key, value in REFUSED.items() if whole.vision.get(key) == value]
     layer, rows = settings.get("vision_feature_layer", -1), settings.get("vision_feature_select_strategy", "default")
@@ -108,4 +108,4 @@ def open_sight(whole: Whole) -> Sight:
                        end="</img>")  # fmt: skip
     image = ImagePart(processor=how, words=whole.words(words), most=count * (tiles[1] + 1 if split else 1),
                       merge=MergePart(how="blocks", factor=factor, lead=1))  # fmt: skip
-    return Sight(image, tower, [projector])
+    return VisionEncoderSpec(image, tower, [projector])

@@ -30,7 +30,7 @@ GUIDANCE = 5  # as in transformers, and in the authors' generation_inference.py
 TEMPLATE = "<|User|>: {}\n\n<|Assistant|>:"
 
 
-def drawing_half(source: Checkpoint) -> Checkpoint:
+def generating_half(source: Checkpoint) -> Checkpoint:
     """Take what draws out of a checkpoint, with the decoder's configuration, and ``vq_config`` and ``side`` in it."""
     text, vision, vq = (dict(source.config.get(f"{part}_config") or {}) for part in ("text", "vision", "vq"))
     side = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 16))

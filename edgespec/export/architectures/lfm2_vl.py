@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import isqrt
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import Sight
-from edgespec.export.architectures.towers import FIRST, HALVES, MERGED_NORM, SECOND, Projector, Tower, Whole
+from edgespec.export.architectures.base import VisionEncoderSpec
+from edgespec.export.architectures.towers import FIRST, HALVES, MERGED_NORM, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import Floats, original, taken
-from edgespec.runtimes.files.images import ImagePart, ImageWords, Lfm2VlPixels, MergePart, PlacesPart
+from edgespec.runtimes.files.images import ImagePart, ImageWords, Lfm2VlPixels, MergePart, PositionEmbeddingPart
 
 PROJECTION = "multi_modal_projector"
 PLACES_FILE = "places.bin"
@@ -24,7 +24,7 @@ class Siglip2Tower(Tower):
         return weight
 
 
-def open_sight(whole: Whole) -> Sight:
+def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     settings, pixels = whole.settings, whole.pixels
     factor = settings.integer("downsample_factor", 2)
     patch = pixels.integer("encoder_patch_size", 16)
@@ -57,8 +57,8 @@ def open_sight(whole: Whole) -> Sight:
     )  # fmt: skip
     side = isqrt(int(whole.vision.get("num_patches", 256)))
     learnt = original(tower.source, Tower.places_at)
-    places = PlacesPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="inside")
+    places = PositionEmbeddingPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="inside")
     most = max(tokens[1], rows * tiles[1] + tokens[1]) if split else tokens[1]
     image = ImagePart(processor=how, words=whole.words(words), merge=MergePart(how="blocks", factor=factor),
                       most=most, places=places)  # fmt: skip
-    return Sight(image, tower, [projector], learnt)
+    return VisionEncoderSpec(image, tower, [projector], learnt)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import EMBEDDING, HEAD, QKV, Architecture, Hearing, known
+from edgespec.export.architectures.base import EMBEDDING, HEAD, QKV, Architecture, AudioEncoderSpec, known
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.t5 import T5
 from edgespec.export.architectures.towers import FIRST, SECOND, Projector
@@ -88,14 +88,16 @@ class LlamaGen(Architecture):
         if self.captions:
             self.hearing, self.inserts = self._reader(source), self.facts.hidden
 
-    def _reader(self, source: Checkpoint) -> Hearing:
+    def _reader(self, source: Checkpoint) -> AudioEncoderSpec:
         kind = ConfigOnly if isinstance(source, ConfigOnly) else Checkpoint
         tower = T5(kind.open(source.path / CAPTIONS), encodes=True)
         tower.facts = tower.facts.model_copy(update={"context": self.before})
         own = source if isinstance(source, ConfigOnly) else renamed(source, {name: name for name in source.index})
         tensors = taken(own, {FIRST: f"{PROJECTOR}.fc1", SECOND: f"{PROJECTOR}.fc2"})
         sizes = tower.facts.hidden, self.facts.hidden, self.facts.hidden
-        return Hearing(None, tower, [Projector(own, sizes, self.before, tensors, activation="gelu_pytorch_tanh")], [])
+        return AudioEncoderSpec(
+            None, tower, [Projector(own, sizes, self.before, tensors, activation="gelu_pytorch_tanh")], []
+        )
 
     def rotations(self) -> dict[str, Rotary]:
         theta = self.settings.number("rope_base", 10000.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import Sight
+from edgespec.export.architectures.base import VisionEncoderSpec
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.qwen_vl import Qwen3VlTower, image_of, pixels_of
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Whole
+from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, VisionCheckpoint
 from edgespec.export.source.derived import taken
 from edgespec.runtimes.files.images import WindowsPart
 
@@ -31,7 +31,7 @@ class Qwen25VlTower(Qwen3VlTower):
     places_at = ""
     given = False
 
-    def __init__(self, whole: Whole, rows: int) -> None:
+    def __init__(self, whole: VisionCheckpoint, rows: int) -> None:
         super().__init__(whole.below("patch_embed.proj.weight"), whole.vision, rows)
         self.input_width = max(self.columns, self.facts.hidden)
 
@@ -42,7 +42,7 @@ class Qwen25VlTower(Qwen3VlTower):
         return ops.encoded(x, None)
 
 
-def open_sight(whole: Whole) -> Sight:
+def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 14)
     how = pixels_of(whole, patch)
@@ -56,4 +56,4 @@ def open_sight(whole: Whole) -> Sight:
     full = [int(layer) for layer in vision.get("fullatt_block_indexes", [7, 15, 23, 31])]
     image = image_of(whole, how, factor, windows=WindowsPart(side=side, full=full))
     projector = Projector(source, sizes, image.most, tensors, norm=False, slices=factor**2)
-    return Sight(image, tower, [projector])
+    return VisionEncoderSpec(image, tower, [projector])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.export.architectures.base import FINAL_NORM, LAYERS, Sight
+from edgespec.export.architectures.base import FINAL_NORM, LAYERS, VisionEncoderSpec
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.qwen_vl import Qwen3VlTower, image_of, pixels_of
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.towers import FIRST, SECOND, Projector, Whole
+from edgespec.export.architectures.towers import FIRST, SECOND, Projector, VisionCheckpoint
 from edgespec.export.source.derived import Extra, affine, original, taken
 from edgespec.export.source.source import Checkpoint
 
@@ -48,7 +48,7 @@ class Qwen2VlTower(Qwen3VlTower):
         return found
 
 
-def open_sight(whole: Whole) -> Sight:
+def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 14)
     how = pixels_of(whole, patch)
@@ -58,4 +58,4 @@ def open_sight(whole: Whole) -> Sight:
     tensors = taken(source, {FIRST: "merger.mlp.0", SECOND: "merger.mlp.2"})
     sizes = columns, columns, whole.text.facts.hidden
     projector = Projector(whole.below("patch_embed.proj.weight"), sizes, image.most, tensors)
-    return Sight(image, tower, [projector])
+    return VisionEncoderSpec(image, tower, [projector])

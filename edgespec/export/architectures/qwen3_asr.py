@@ -1,7 +1,7 @@
 """Qwen3-ASR (arXiv 2601.21337): convolutions over chunks of a second, a tower that sees windows, a Qwen3 decoder.
 
 Chunks of features [bands, frames] go through three convolutions of two dimensions, each a matrix over squares of
-3 x 3 that runs over all places (``ChunksFront``); all bands of a frame, [bands, channels], are then a row of the tower.
+3 x 3 that runs over all places (``ChunkedFrontend``); all bands of a frame, [bands, channels], are then a row.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture, Hearing
+from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture, AudioEncoderSpec
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.towers import FIRST, PLACES, SECOND, Around, Projector, Tower
+from edgespec.export.architectures.towers import FIRST, PLACES, SECOND, MultimodalCheckpoint, Projector, Tower
 from edgespec.export.architectures.whisper import PADDED
 from edgespec.export.source.derived import Extra, Floats, held, made_of, original, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.images import ImageWords
-from edgespec.runtimes.files.sound import AskPart, ChunksFront, SoundPart
+from edgespec.runtimes.files.sound import AskPart, ChunkedFrontend, SoundPart
 
 BASE, SQUARE = 10000, 3 * 3  # of sinusoids' wavelengths; numbers under a convolution
 LONGEST = 20 * 60 * 100  # frames: the authors' code cuts what is longer
@@ -73,7 +73,7 @@ class Qwen3AsrTower(Tower):
     places_at = ""
     patch_bias = False
 
-    def __init__(self, source: Checkpoint, audio: Mapping[str, Any], front: ChunksFront, channels: int) -> None:
+    def __init__(self, source: Checkpoint, audio: Mapping[str, Any], front: ChunkedFrontend, channels: int) -> None:
         self._bands, self._channels = front.halved(front.bands), channels
         self._rows = front.halved(front.chunk)
         super().__init__(source, {"patch_size": 1, **audio}, front.window * self._rows)
@@ -99,7 +99,7 @@ def padded(columns: int) -> int:
     return -(-columns // PADDED) * PADDED
 
 
-def open_hearing(whole: Around) -> Hearing:
+def open_hearing(whole: MultimodalCheckpoint) -> AudioEncoderSpec:
     audio, kinds = whole.settings.get("audio_config", {}), str(whole.settings.get("architectures", []))
     if "TokenClassification" in kinds or whole.settings.get("classify_num", 0):
         raise UnsupportedModel(f"{whole.settings.file}: a forced aligner tells when words are said, and writes none",
@@ -107,7 +107,7 @@ def open_hearing(whole: Around) -> Hearing:
     sizes = Settings(whole.source.path, audio)
     chunk, channels = 2 * sizes.integer("n_window", 50), sizes.integer("downsample_hidden_size", 480)
     window = sizes.integer("n_window_infer", 800) // chunk
-    front = ChunksFront(kind="chunks", bands=sizes.integer("num_mel_bins", 128), chunk=chunk, window=window,
+    front = ChunkedFrontend(kind="chunks", bands=sizes.integer("num_mel_bins", 128), chunk=chunk, window=window,
                         convolutions=3)  # fmt: skip
     tower = Qwen3AsrTower(whole.below("conv2d1.weight"), audio, front, channels)
     convolutions: list[Architecture] = []
@@ -131,7 +131,7 @@ def open_hearing(whole: Around) -> Hearing:
     words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("audio_token_id", 151676),
                        written=f"<|audio_start|>{token}<|audio_end|>")  # fmt: skip
     sound = SoundPart(front=front, words=whole.words(words), most=front.rows(LONGEST), ask=ASK)
-    return Hearing(sound, tower, [projector], convolutions)
+    return AudioEncoderSpec(sound, tower, [projector], convolutions)
 
 
 def by_squares(weight: Floats) -> Floats:  # [out, in, 3, 3] -> [out, 9 * in and zeros]

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import FINAL_NORM, LAYERS, QKV, Sight
+from edgespec.export.architectures.base import FINAL_NORM, LAYERS, QKV, VisionEncoderSpec
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, Whole
+from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import Extra, Floats, original, rows_of, taken
 from edgespec.export.source.source import Checkpoint
-from edgespec.runtimes.files.images import ImagePart, ImageWords, MergePart, PlacesPart, Qwen2VlPixels
+from edgespec.runtimes.files.images import ImagePart, ImageWords, MergePart, PositionEmbeddingPart, Qwen2VlPixels
 
 MEAN, DEVIATION = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]  # of CLIP
 PLACES_FILE = "places.bin"
@@ -64,7 +64,7 @@ class Qwen3VlTower(Tower):
         return found
 
 
-def pixels_of(whole: Whole, patch: int) -> Qwen2VlPixels:
+def pixels_of(whole: VisionCheckpoint, patch: int) -> Qwen2VlPixels:
     """Read how pictures are resized."""
     size = whole.pixels.get("size", {})
     least = int(size.get("shortest_edge") or whole.pixels.integer("min_pixels", 56 * 56))
@@ -72,7 +72,7 @@ def pixels_of(whole: Whole, patch: int) -> Qwen2VlPixels:
     return Qwen2VlPixels(kind="qwen2-vl", least=least, most=most, **whole.common(patch, MEAN, DEVIATION, 3))
 
 
-def image_of(whole: Whole, how: Qwen2VlPixels, factor: int, **more: Any) -> ImagePart:
+def image_of(whole: VisionCheckpoint, how: Qwen2VlPixels, factor: int, **more: Any) -> ImagePart:
     """Say what a bundle says of images; ``factor``: patches of a side of what becomes a row."""
     token = "<|image_pad|>"
     words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("image_token_id", 151655),
@@ -81,7 +81,7 @@ def image_of(whole: Whole, how: Qwen2VlPixels, factor: int, **more: Any) -> Imag
                      most=how.most // (how.patch * factor) ** 2, positions="grid", **more)  # fmt: skip
 
 
-def open_sight(whole: Whole) -> Sight:
+def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 16)
     listed = vision.layers("deepstack_visual_indexes")
@@ -98,7 +98,7 @@ def open_sight(whole: Whole) -> Sight:
     how = pixels_of(whole, patch)
     source = whole.below("patch_embed.proj.weight")
     tower = Qwen3VlTower(source, whole.vision, how.most // patch**2)
-    places = PlacesPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="corners")
+    places = PositionEmbeddingPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="corners")
     image = image_of(whole, how, factor, places=places, taps=[layer + 1 for layer in layers])
     columns = tower.facts.hidden * factor**2
 
@@ -110,4 +110,4 @@ def open_sight(whole: Whole) -> Sight:
 
     projectors = [projector("merger", norm=False)]
     projectors += [projector(f"deepstack_merger_list.{at}", norm=True) for at in order]
-    return Sight(image, tower, [*projectors], original(source, tower.places_at))
+    return VisionEncoderSpec(image, tower, [*projectors], original(source, tower.places_at))

@@ -48,18 +48,18 @@ SENSES = {
 OPTION = "--text-only"
 
 
-class NotText(UnsupportedModel):
+class NotCausalLM(UnsupportedModel):
     """A model that is not a text decoder, or more than that."""
 
 
-def senses(config: dict[str, Any], tensors: Iterable[str] = ()) -> str:
+def modalities(config: dict[str, Any], tensors: Iterable[str] = ()) -> str:
     """Name the inputs of a model other than text, as in "images and sound"; "" = none."""
     keys = {key for key, value in config.items() if value not in (None, False, {}, [])}
     parts = {part for name in tensors for part in name.split(".")[:3]}
     return " and ".join(what for what, begins in SENSES.items() if any(map(begins.match, keys | parts)))
 
 
-def refuse_senses(path: Path, what: str, text_kind: str | None, known: Mapping[str, Iterable[str]]) -> NotText:
+def refuse_senses(path: Path, what: str, text_kind: str | None, known: Mapping[str, Iterable[str]]) -> NotCausalLM:
     """Make the error for a model that reads more than text.
 
     Args:
@@ -69,20 +69,20 @@ def refuse_senses(path: Path, what: str, text_kind: str | None, known: Mapping[s
     """
     hint = f"{OPTION} takes its text half alone" if text_kind else "take another model"
     read = "".join(f"; {sense}: of {', '.join(sorted(kinds))}" for sense, kinds in known.items() if sense in what)
-    return NotText(f"{path}: this model reads {what}, and edgespec does not yet{read}", hint)
+    return NotCausalLM(f"{path}: this model reads {what}, and edgespec does not yet{read}", hint)
 
 
 def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:
     """Refuse models with an unsupported encoder: neither this package nor graphs of optimum run it."""
     if config.get("is_encoder_decoder") is True or kind in (*LACKING, "blenderbot"):
         why = f"it needs {LACKING[kind]}" if kind in LACKING else "its layers are not described here"
-        raise NotText(
+        raise NotCausalLM(
             f"{path}: the encoder-decoder {kind!r} is not supported: {why}; of encoder-decoders these are: "
             f"{', '.join(SEQUENCES)}",
             "take a model of one of these, or a decoder",
         )
     if kind in REFUSED[ENCODERS]:
-        raise NotText(
+        raise NotCausalLM(
             f"{path}: {kind!r} is an encoder alone: it reads a text and writes none",
             "take a model that writes text; embeddings of it are served, too (/v1/embeddings)",
         )

@@ -18,10 +18,10 @@ from edgespec.export.architectures import (
     qwen_vl,
     voxtral,
 )
-from edgespec.export.architectures.base import Architecture, Hearing, Sight
+from edgespec.export.architectures.base import Architecture, AudioEncoderSpec, VisionEncoderSpec
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.rope import axes_of
-from edgespec.export.architectures.towers import Around, Tower, Whole
+from edgespec.export.architectures.towers import MultimodalCheckpoint, Tower, VisionCheckpoint
 from edgespec.export.source.derived import DerivedCheckpoint
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.source.stored import NONSENSE, read_object
@@ -29,7 +29,7 @@ from edgespec.runtimes.audio.features import HOP, WINDOW
 from edgespec.runtimes.audio.reading import RATE
 from edgespec.runtimes.images.limits import limited
 
-SIGHTS: dict[str, Callable[[Whole], Sight]] = {
+SIGHTS: dict[str, Callable[[VisionCheckpoint], VisionEncoderSpec]] = {
     "idefics3": idefics3.open_sight,
     "smolvlm": idefics3.open_sight,
     "lfm2_vl": lfm2_vl.open_sight,
@@ -43,7 +43,7 @@ SIGHTS: dict[str, Callable[[Whole], Sight]] = {
     "qwen3_5": qwen_vl.open_sight,
     "qwen3_5_moe": qwen_vl.open_sight,
 }
-HEARINGS: dict[str, Callable[[Around], Hearing]] = {
+HEARINGS: dict[str, Callable[[MultimodalCheckpoint], AudioEncoderSpec]] = {
     "qwen3_asr": qwen3_asr.open_hearing,
     "voxtral": voxtral.open_hearing,
 }
@@ -60,7 +60,7 @@ def limit_images(arch: Architecture, rows: int | None) -> None:
         arch.sight = arch.sight._replace(image=image)
 
 
-def _check(found: Sight, path: Path) -> None:
+def _check(found: VisionEncoderSpec, path: Path) -> None:
     processor, places, tower = found.image.processor, found.image.places, found.tower
     if isinstance(tower, Tower) and tower.patch != processor.patch:
         raise ExportError(f"{path}: pictures are cut into patches of {processor.patch} pixels, and the tower reads "
@@ -74,7 +74,7 @@ def _check(found: Sight, path: Path) -> None:
         raise ExportError(f"{path}: learnt positions {list(learnt)}: expected {places.side**2} of {places.width}")
 
 
-def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
+def open_sight(kind: str, source: Checkpoint, text: Architecture) -> VisionEncoderSpec:
     """Open the vision encoder of a decoder.
 
     Args:
@@ -86,7 +86,7 @@ def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
         ExportError: tensors or settings that do not fit.
     """
     try:
-        found = SIGHTS[kind](Whole(source, text))
+        found = SIGHTS[kind](VisionCheckpoint(source, text))
     except NONSENSE as error:
         what = "what config.json and preprocessor_config.json say of images cannot be understood"
         raise ExportError(f"{source.path}: {what}: {first_line(error)}", "repair them, or use --text-only") from error
@@ -104,7 +104,7 @@ def open_sight(kind: str, source: Checkpoint, text: Architecture) -> Sight:
     return found
 
 
-def open_hearing(kind: str, source: Checkpoint, text: Architecture) -> Hearing:
+def open_hearing(kind: str, source: Checkpoint, text: Architecture) -> AudioEncoderSpec:
     """Open the audio encoder of a decoder; arguments and errors are those of ``open_sight``.
 
     ``kind``: one of ``HEARINGS``.
@@ -115,7 +115,7 @@ def open_hearing(kind: str, source: Checkpoint, text: Architecture) -> Hearing:
         if (got := given.get(key, wanted)) != wanted:
             raise UnsupportedModel(f"{file}: {key} {got!r}: expected {wanted}, as Whisper's features have")
     try:
-        found = HEARINGS[kind](Around(source, text))
+        found = HEARINGS[kind](MultimodalCheckpoint(source, text))
     except NONSENSE as error:
         what = "what config.json says of sound cannot be understood"
         raise ExportError(f"{source.path}: {what}: {first_line(error)}", "repair it, or use --text-only") from error

@@ -37,7 +37,7 @@ HALVES = [0.5, 0.5, 0.5]  # mean and deviation of most
 
 
 @dataclass
-class Around:
+class MultimodalCheckpoint:
     """A checkpoint of a model that reads more than text."""
 
     source: Checkpoint
@@ -67,7 +67,7 @@ class Around:
 
 
 @dataclass
-class Whole(Around):
+class VisionCheckpoint(MultimodalCheckpoint):
     """A checkpoint of a model that reads images, its configuration and that of its processor."""
 
     vision: dict[str, Any] = field(init=False)  # what config.json says of the tower

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edgespec.export.architectures.base import Hearing
-from edgespec.export.architectures.towers import FIRST, SECOND, Around, Projector
+from edgespec.export.architectures.base import AudioEncoderSpec
+from edgespec.export.architectures.towers import FIRST, SECOND, MultimodalCheckpoint, Projector
 from edgespec.export.architectures.whisper import Whisper
 from edgespec.export.source.derived import taken
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed
 from edgespec.runtimes.files.images import ImageWords
-from edgespec.runtimes.files.sound import AskPart, SoundPart, WhisperFront
+from edgespec.runtimes.files.sound import AskPart, SoundPart, WhisperFrontend
 
 PROJECTOR = "multi_modal_projector"
 WINDOWS = 40  # of 30 s, as far as texts number rows; the model was made for half an hour (section 2.1)
@@ -28,7 +28,7 @@ class VoxtralTower(Whisper):
         return "model.encoder.conv1.weight"  # it has none, and nothing reads it
 
 
-def open_hearing(whole: Around) -> Hearing:
+def open_hearing(whole: MultimodalCheckpoint) -> AudioEncoderSpec:
     audio = whole.settings.get("audio_config", {})
     config = {"vocab_size": 1, **audio, **{ours: audio[theirs] for ours, theirs in SIZES.items() if theirs in audio}}
     source = whole.below("conv1.weight")
@@ -39,7 +39,7 @@ def open_hearing(whole: Around) -> Hearing:
     tower = VoxtralTower(source)
     assert tower.sound is not None
     merge = tower.facts.intermediate // tower.facts.hidden
-    front = WhisperFront(kind="whisper", features=tower.sound, merge=merge)
+    front = WhisperFrontend(kind="whisper", features=tower.sound, merge=merge)
     beside = whole.below(f"{PROJECTOR}.linear_1.weight")
     tensors = taken(beside, {FIRST: f"{PROJECTOR}.linear_1", SECOND: f"{PROJECTOR}.linear_2"})
     width, rows = whole.text.facts.hidden, front.rows(front.features.frames)
@@ -48,4 +48,4 @@ def open_hearing(whole: Around) -> Hearing:
     words = ImageWords(placeholder="[AUDIO]", token="[AUDIO]", id=whole.settings.integer("audio_token_id", 24),
                        written="[BEGIN_AUDIO][AUDIO]")  # fmt: skip
     sound = SoundPart(front=front, words=whole.words(words), most=rows * WINDOWS, ask=ASK)
-    return Hearing(sound, tower, [projector], [])
+    return AudioEncoderSpec(sound, tower, [projector], [])

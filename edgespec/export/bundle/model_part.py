@@ -91,17 +91,17 @@ def open_draft(
         image_rows: most rows of an image; None = as many as the model was made for.
         opener: ``open_model``, or ``open_described``.
     """
-    if target is not None and sense_of(target) is not None:
+    if target is not None and modality_spec(target) is not None:
         with suppress(UnsupportedModel):
             arch = opener(path, None)
             if arch.sight is not None:
                 limit_images(arch, image_rows)
-            if reads_alike(sense_of(target), sense_of(arch)):
+            if reads_alike(modality_spec(target), modality_spec(arch)):
                 return arch
     return opener(path, None, text_only=True)
 
 
-def sense_of(arch: Architecture) -> ImagePart | SoundPart | None:
+def modality_spec(arch: Architecture) -> ImagePart | SoundPart | None:
     """Return how images, or sounds, become rows of a model; None = it reads text alone."""
     if arch.sight is not None:
         return arch.sight.image

@@ -23,7 +23,15 @@ from edgespec.export.architectures.base import ATTENTION, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import Linear
-from edgespec.export.drafters.drafter import Drafter, Published, TappingDrafter, check_size, flat, kind_of, layers_like
+from edgespec.export.drafters.drafter import (
+    AuxHiddenDrafter,
+    Drafter,
+    Published,
+    check_size,
+    flat,
+    kind_of,
+    layers_like,
+)
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding, scored_tokens
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, original
@@ -35,7 +43,7 @@ AUXILIARY = "aux_hidden_state_layer_ids"  # speculators' key
 OTHER_NAMES = {FUSE: "encoder.fc.weight", f"{NORM}.weight": "encoder.output_norm_enc.weight"}  # transformers'
 
 
-class DFlash(TappingDrafter):
+class DFlash(AuxHiddenDrafter):
     """See the module.
 
     Args:
@@ -103,7 +111,7 @@ def is_dflash(source: Checkpoint) -> bool:
 
 def read_blocks(kind: type[DFlash], source: Checkpoint, target: Architecture) -> Drafter:
     """Read a drafter of blocks and check it against its target; ``kind`` is what computes it."""
-    config = _in_llamas_words(source)
+    config = _to_llama_config(source)
     tapped = _tapped(source, config, target.facts.layers)
     own, vocab = source.has(HEAD_WEIGHT), target.facts.vocab
     config |= {"vocab_size": vocab, "tie_word_embeddings": False}
@@ -126,7 +134,7 @@ def read_blocks(kind: type[DFlash], source: Checkpoint, target: Architecture) ->
     return Drafter(arch, tapped, scored_tokens(source, arch) if own else None)
 
 
-def _in_llamas_words(source: Checkpoint) -> dict[str, Any]:
+def _to_llama_config(source: Checkpoint) -> dict[str, Any]:
     """Return a drafter's configuration in Llama's words; a size that it leaves out is read off its matrices."""
     config = flat(source.config, "dflash_config", "transformer_layer_config")
     name = "layers.0.self_attn.{}.weight".format

@@ -90,7 +90,7 @@ def layers_like(target: Architecture, count: int) -> dict[str, Any]:
     }
 
 
-class TappingDrafter(Architecture):
+class AuxHiddenDrafter(Architecture):
     """Layers like Llama's over what is tapped of a target, with norms of heads if their checkpoint has them.
 
     An LM head of its own has a row for each token that can be guessed.

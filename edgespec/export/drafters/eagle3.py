@@ -23,7 +23,15 @@ from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import Linear
-from edgespec.export.drafters.drafter import Drafter, Published, TappingDrafter, check_size, flat, kind_of, layers_like
+from edgespec.export.drafters.drafter import (
+    AuxHiddenDrafter,
+    Drafter,
+    Published,
+    check_size,
+    flat,
+    kind_of,
+    layers_like,
+)
 from edgespec.export.drafters.heads import EMBEDDED as EMBEDDED_BY
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import EMBEDDING, HEAD_WEIGHT, check_embedding, scored_tokens
@@ -36,7 +44,7 @@ EMBEDDED, FUSED = "input_layernorm", "hidden_norm"  # norms of layer 0, of the e
 MASK = "mask_hidden"  # of P-EAGLE
 
 
-class Eagle3(TappingDrafter):
+class Eagle3(AuxHiddenDrafter):
     """See the module.
 
     Args:

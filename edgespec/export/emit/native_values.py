@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Activation
 from edgespec.export.architectures.rules import ExpertsRule, Linear, Norm
-from edgespec.export.emit.program import Acts, Floats, NativePlan, Scalar, activation_form
+from edgespec.export.emit.program import Floats, NativePlan, QuantizedActivations, Scalar, activation_form
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LazyActivation:
         return (gate,) if self.up is None else (gate, self.up.parts[self.up.part])
 
 
-Value = Floats | LazyNorm | Acts | LazyProduct | LazySlice | LazyExperts | LazyActivation
+Value = Floats | LazyNorm | QuantizedActivations | LazyProduct | LazySlice | LazyExperts | LazyActivation
 
 
 class Waiting:
@@ -67,7 +67,7 @@ class Waiting:
 
     def __init__(self, plan: NativePlan) -> None:
         self.arch, self.plan, self.program = plan.arch, plan, plan.program
-        self._ready: dict[tuple[Value, str], Acts] = {}  # what was quantized for this sub-layer
+        self._ready: dict[tuple[Value, str], QuantizedActivations] = {}  # what was quantized for this sub-layer
 
     def _width(self, x: Value) -> int:
         if isinstance(x, LazyProduct):
@@ -125,17 +125,17 @@ class Waiting:
             "norm", x=x.x.id, **self.program.norm(x.norm), k=x.x.width, out=out.id, add=add or None, scale=by
         )
 
-    def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> Acts:
+    def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> QuantizedActivations:
         """Quantize a value for these matrices, once a sub-layer."""
         form = activation_form(self.program.kind(parts[0].weight))
         if isinstance(x, LazyActivation) and (x, form) not in self._ready:
             kinds = {self.program.kind(part.weight) for part in x.parts}  # the matrices of a file may differ
             if len(kinds) == 1 and activation_form(kinds.pop()) == form:
                 made = self._glu(x.x.x, x.parts, x.activation)
-                if isinstance(made, Acts):
+                if isinstance(made, QuantizedActivations):
                     self._ready[x, form] = made
                 x = made
-        if isinstance(x, Acts):
+        if isinstance(x, QuantizedActivations):
             return x
         key = x, form
         if key not in self._ready:
@@ -150,7 +150,7 @@ class Waiting:
         parts = (product.parts[product.part],)
         self.program.linear(self._acts(product.x, "inner", parts), parts, out, add=add)
 
-    def _glu(self, x: Value, parts: tuple[Linear, ...], activation: Activation) -> Floats | Acts:
+    def _glu(self, x: Value, parts: tuple[Linear, ...], activation: Activation) -> Floats | QuantizedActivations:
         """Compute a gate, times the second product where there is one, as what a matrix of their kind multiplies."""
         act = self._acts(x, "hidden", parts)
         n = self.plan.width(parts[0])
@@ -159,7 +159,9 @@ class Waiting:
             fields |= self.program.matrix(up, key="up")
         kind = fields["kind"]
         # a scale a row (c8) is known only when the whole row is: floats first
-        out: Floats | Acts = self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
+        out: Floats | QuantizedActivations = (
+            self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
+        )
         self.program.step("glu", act=act.id, **fields, n=n, k=act.width, out=out.id, fn=_other(activation),
                    bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
         return out

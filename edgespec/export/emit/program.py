@@ -35,7 +35,7 @@ class Floats:
 
 
 @dataclass(frozen=True)
-class Acts:
+class QuantizedActivations:
     """Activations in the form that matrices multiply."""
 
     id: int
@@ -99,7 +99,7 @@ class Program:
         rows: int = 0,
         times: int = 1,
         first: int = 0,
-    ) -> Acts:
+    ) -> QuantizedActivations:
         """Quantize floats, normed first if asked for, to the form that ``matrix`` multiplies."""
         out = self.acts(use, x.width)
         kind = activation_form(self.kind(matrix))
@@ -108,7 +108,9 @@ class Program:
                   times=times if rows == 2 else None, first=first if rows == 2 else None)  # fmt: skip
         return out
 
-    def linear(self, act: Acts, parts: tuple[Linear, ...], out: Floats, *, add: bool = False, rows: int = 0) -> None:
+    def linear(
+        self, act: QuantizedActivations, parts: tuple[Linear, ...], out: Floats, *, add: bool = False, rows: int = 0
+    ) -> None:
         """Multiply by matrices stacked along n, and add their biases."""
         self.step("linear", act=act.id, **self.matrix(*parts), n=self.plan.width(*parts), k=act.width,
                   bias=self.bias(parts), out=out.id, add=int(add), rows=rows)  # fmt: skip
@@ -123,7 +125,9 @@ class Program:
             "center": 1 if norm.centered else None,
         }
 
-    def logits(self, act: Acts, head: Linear, *, times: int = 1, first: int = 0, raw: bool = False) -> None:
+    def logits(
+        self, act: QuantizedActivations, head: Linear, *, times: int = 1, first: int = 0, raw: bool = False
+    ) -> None:
         """Add an LM head; its output rows are appended after those of earlier active heads.
 
         Args:
@@ -154,9 +158,9 @@ class Program:
         """Declare a float32 buffer; see ``buffer``."""
         return Floats(self.buffer("floats", use, width), width)
 
-    def acts(self, use: str, width: int) -> Acts:
+    def acts(self, use: str, width: int) -> QuantizedActivations:
         """Declare a buffer of quantized rows; see ``buffer``."""
-        return Acts(self.buffer("acts", use, width), width)
+        return QuantizedActivations(self.buffer("acts", use, width), width)
 
     def kind(self, name: str) -> Kind:
         """Look up how the matrix ``name`` is stored."""

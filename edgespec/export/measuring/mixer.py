@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]  # sub-layers done, of
 
 
 @dataclass(frozen=True)
-class Mix:
+class BitAllocation:
     """What was chosen."""
 
     choice: WeightChoice  # how matrices are stored
@@ -77,7 +77,7 @@ class Mixer:
         self._rows = list(range(len(self._tokens) // 4, len(self._tokens)))  # behind a beginning to go by
         self._known: dict[str, float] = {}
 
-    def within(self, size: int) -> Mix:
+    def within(self, size: int) -> BitAllocation:
         """Choose for the least divergence in ``size`` bytes of weights.
 
         Raises:
@@ -109,7 +109,7 @@ class Mixer:
                 "give more, or choose a smaller model",
             )
 
-    def down_to(self, divergence: float) -> Mix:
+    def down_to(self, divergence: float) -> BitAllocation:
         """Choose for the fewest bytes with a mean divergence of at most ``divergence`` nats on the text."""
         alone = self._alone(2)
         ranked = self._ranked(alone)
@@ -154,7 +154,7 @@ class Mixer:
         worth = {part: alone[part] / max(1, self.bytes([part]) - none) for part in self.parts}
         return sorted(self.parts, key=lambda part: -worth[part])
 
-    def _made(self, fine: Sequence[str], alone: Mapping[str, float], more: Mapping[str, Any] = {}) -> Mix:
+    def _made(self, fine: Sequence[str], alone: Mapping[str, float], more: Mapping[str, Any] = {}) -> BitAllocation:
         fine = [part for part in self.parts if part in fine]
         facts = {"int8": fine, "parts": len(self.parts), "bytes": self.bytes(fine), **more}
         if alone:
@@ -164,7 +164,7 @@ class Mixer:
             f"{len(fine)} of {len(self.parts)} parts are int8, the others {self.choice.format}: "
             f"{show_bytes(facts['bytes'])} of weights"
         )
-        return Mix(self._choice(fine), facts, note)
+        return BitAllocation(self._choice(fine), facts, note)
 
 
 def block_matrices(arch: Architecture) -> frozenset[str]:

@@ -197,7 +197,7 @@ def encoder_bytes(arch: Architecture, choice: WeightChoice) -> dict[str, int]:
     return {name: plan.end for name, plan in encoder_plans(arch, ModelSpec(choice.format, choice.head)).items()}
 
 
-def paying_rows(
+def best_vocab_rows(
     target: Architecture, draft: Architecture, coverage: Callable[[int], float] = TYPICAL.__getitem__
 ) -> int | None:
     """As many rows of a draft's or drafter's LM head as are fastest (``fastest_size``)."""

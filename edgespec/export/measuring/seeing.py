@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.architectures.base import Sight
+from edgespec.export.architectures.base import VisionEncoderSpec
 from edgespec.export.quantization.reference import reference_rows
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.operators import NATIVE
@@ -20,7 +20,7 @@ from edgespec.runtimes.slots.shared import Model
 PICTURE = 96, 128  # pixels
 
 
-def tower_note(sight: Sight, folder: Path, target: ModelPart, threads: int | None) -> str | None:
+def tower_note(sight: VisionEncoderSpec, folder: Path, target: ModelPart, threads: int | None) -> str | None:
     """Say how far the rows of a picture's first piece are from those of float32 weights; None = they are the same.
 
     It is computed in numpy, which knows no towers with windows: nothing is said of those.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel, install_hint
 from edgespec.export.architectures import ADDING, describe, refusal, text_kind
-from edgespec.export.architectures.refused import refuse_encoder, refuse_senses, senses
+from edgespec.export.architectures.refused import modalities, refuse_encoder, refuse_senses
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.architectures.sights import READ
 from edgespec.export.bundle.progress import Progress
@@ -57,7 +57,7 @@ class Folder:
 
 
 @dataclass
-class ForeignModel:
+class OptimumModel:
     """A decoder whose graph is optimum's."""
 
     source: Folder  # the folder of config.json and the tokenizer's files
@@ -66,7 +66,7 @@ class ForeignModel:
     file: Path | None  # the graph; None = optimum is to make it
 
     @classmethod
-    def open(cls, path: Path, context: int | None) -> ForeignModel:
+    def open(cls, path: Path, context: int | None) -> OptimumModel:
         """Open a folder that holds an export of optimum's, or a checkpoint that optimum can export here.
 
         Raises:
@@ -76,7 +76,7 @@ class ForeignModel:
         file = find_graph(path)
         home = next((at for at in (path, path / "onnx") if (at / "config.json").is_file()), path)
         config = read_object(home / "config.json", "copy the whole export, or give a model folder")
-        if what := senses(config):
+        if what := modalities(config):
             raise refuse_senses(path, what, text_kind(config), READ)
         refuse_encoder(path, describe(config), config)
         if file is None:

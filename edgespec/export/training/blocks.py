@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgespec.export.training.learners import Tapped
+from edgespec.export.training.learners import HiddenStateLearner
 from edgespec.export.training.losses import round_weights
 from edgespec.export.training.options import TrainOptions
 from edgespec.export.training.target import Target
@@ -25,7 +25,7 @@ RANK = 64  # at most, of a Markov head
 SHARE = 1.5  # rows of blocks that a step computes, of the text's tokens
 
 
-class Blocks(Tapped):
+class Blocks(HiddenStateLearner):
     """A few layers over the target's hidden states that guess a block at once.
 
     With an ``anchor`` (DSpark) the pending token's row guesses, too, each guess is corrected by the token before it (a

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from edgespec.export.training.learners import Chain, Learner, Tapped
+from edgespec.export.training.learners import Chain, HiddenStateLearner, Learner
 from edgespec.export.training.options import DraftShape, TrainOptions, draft_shape
 from edgespec.export.training.target import Target
 
@@ -124,13 +124,13 @@ def _reduced(matrix: Tensor, width: int) -> Tensor:
     return found * (DRAFT_SPREAD / found.std())
 
 
-class Eagle(Tapped, Chain):
+class Eagle(HiddenStateLearner, Chain):
     """One layer of the target's shape; the LM head starts as the target's."""
 
     def __init__(self, target: Target, options: TrainOptions) -> None:
         super().__init__(target, options)
         facts, matrix = target.facts, self.matrix
-        self.steps, self.inner = options.heads, options.inner or facts.intermediate
+        self.steps, self.inner = options.heads, options.hidden_size or facts.intermediate
         hidden, query, key = facts.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.matrices = nn.ParameterDict(
             {

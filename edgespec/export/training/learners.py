@@ -115,7 +115,7 @@ class Chain(Learner):
             yield self.logits(rows).float(), tokens[:, step + 2 : step + 2 + count], valid
 
 
-class Tapped(Learner):
+class HiddenStateLearner(Learner):
     """A drafter with layers of the target's sizes over what is tapped of its residual stream.
 
     Attributes:
@@ -245,7 +245,7 @@ class Blockwise(LastHidden):
     def __init__(self, target: Target, options: TrainOptions) -> None:
         super().__init__(target, options)
         hidden, device, count = target.facts.hidden, target.device, options.heads
-        self.count, self.width = count, options.inner or count * hidden
+        self.count, self.width = count, options.hidden_size or count * hidden
         inner = self.width
         first = torch.randn(inner, hidden, generator=torch.Generator().manual_seed(options.seed)) * hidden**-0.5
         self.inner = nn.Parameter(first.to(device))
@@ -270,7 +270,7 @@ class Blockwise(LastHidden):
         return {"kind": "blockwise", "count": self.count, "inner": self.width}
 
 
-class Exits(Learner):
+class EarlyExitHeads(Learner):
     """y = T h of the normed residual stream after some layers; T starts as the identity (arXiv 2506.03700)."""
 
     def __init__(self, target: Target, options: TrainOptions) -> None:

@@ -52,9 +52,9 @@ class TrainOptions:
         method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to write.
         data: texts to train on, or what an encoder-decoder reads. self_distill: texts that the target writes itself,
         besides or instead; without both it writes ``OWN_TEXTS``.
-        greedy_share: share of them that go on greedily after some drawn tokens. heads: guesses of medusa and
+        greedy_fraction: share of them that go on greedily after some drawn tokens. heads: guesses of medusa and
         blockwise; how many steps deep eagle and mtp are trained. own_lm_heads: medusa: each head gets an LM
-        head of its own. inner: blockwise: width of the hidden layer, eagle: of its MLP; None = heads * hidden,
+        head of its own. hidden_size: blockwise: width of the hidden layer, eagle: of its MLP; None = heads * hidden,
         or the target's. exits: early exits: after how many layers; empty = about a quarter, half and three
         quarters. draft_layers: of a draft, dspark and dflash. draft_hidden, draft_intermediate, draft_heads:
         shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's own
@@ -78,10 +78,10 @@ class TrainOptions:
     output: Path
     data: tuple[Path, ...] = ()
     self_distill: int = 0
-    greedy_share: float = 0.25
+    greedy_fraction: float = 0.25
     heads: int = 4
     own_lm_heads: bool = False
-    inner: int | None = None
+    hidden_size: int | None = None
     exits: tuple[int, ...] = ()
     draft_layers: int = 2
     draft_hidden: int | None = None
@@ -146,7 +146,7 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {
     "exits": EXITS,
     "own_lm_heads": ("medusa",),
     "heads": ("medusa", "blockwise", "eagle", "mtp"),
-    "inner": ("blockwise", "eagle"),
+    "hidden_size": ("blockwise", "eagle"),
     "minutes": DRAFTERS,
     "fsdp": tuple(name for name in METHODS if name != "mtp"),  # which copies a layer of the model
     "draft_layers": ("draft", "dspark", "dflash"),
@@ -163,7 +163,16 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
 def check_options(options: TrainOptions) -> None:
     """Refuse what cannot be trained, before anything is loaded."""
     whole = ("heads", "draft_layers", "held_out", "new_tokens", "save_every")
-    optional = ("inner", "batch", "length", "steps", "threads", "draft_hidden", "draft_intermediate", "draft_heads")
+    optional = (
+        "hidden_size",
+        "batch",
+        "length",
+        "steps",
+        "threads",
+        "draft_hidden",
+        "draft_intermediate",
+        "draft_heads",
+    )
     for name in (*whole, *optional):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -174,7 +183,7 @@ def check_options(options: TrainOptions) -> None:
         value = getattr(options, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             raise TrainingError(f"--{name}: expected a positive number, got {value}")
-    for name in ("greedy_share", "ce_share", "warmup"):
+    for name in ("greedy_fraction", "ce_share", "warmup"):
         if not 0 <= (value := getattr(options, name)) <= 1:
             raise TrainingError(f"--{name.replace('_', '-')}: expected a share between 0 and 1, got {value}")
     for name, methods in ONLY_FOR.items():

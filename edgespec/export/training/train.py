@@ -14,7 +14,7 @@ from edgespec.errors import TrainingError
 from edgespec.export.training.blocks import Blocks
 from edgespec.export.training.data import TOGETHER, Order, greedy_texts, orders, write_texts
 from edgespec.export.training.drafters import Draft, Eagle
-from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
+from edgespec.export.training.learners import Blockwise, EarlyExitHeads, Learner, Medusa
 from edgespec.export.training.loop import History, Progress, run_steps, shared
 from edgespec.export.training.mtp import Mtp
 from edgespec.export.training.options import (
@@ -38,14 +38,14 @@ from edgespec.version import __version__
 LEARNERS: dict[str, type[Learner]] = {
     "medusa": Medusa,
     "blockwise": Blockwise,
-    **dict.fromkeys(EXITS, Exits),
+    **dict.fromkeys(EXITS, EarlyExitHeads),
     "draft": Draft,
     "eagle": Eagle,
     "dspark": Blocks,
     "dflash": Blocks,
     "mtp": Mtp,
 }
-REPORTED = ("self_distill", "greedy_share", "loss", "ce_share", "batch", "precision", "seed")  # options
+REPORTED = ("self_distill", "greedy_fraction", "loss", "ce_share", "batch", "precision", "seed")  # options
 DRAWN = 2 * PROMPT  # tokens after which a training text may go on greedily: not the held-out texts' own place
 FIRST_TEXTS = 96  # at least, that a training that ends by itself writes at a time, if there is time
 LOOKED_AT = 8  # held-out texts that are looked at during the training
@@ -205,7 +205,7 @@ class Trainer:
             )
         held["greedy"] = self._greedy(target, held["sampled"], prompt)
         count = options.own_texts
-        greedy = round(count * options.greedy_share)
+        greedy = round(count * options.greedy_fraction)
         asked = [*orders("drawn", count - greedy, self.length), *orders("greedy", greedy, self.length, DRAWN)]
         # two texts are the same if those tokens are that were drawn, and a text of a few tokens is soon the same
         train.append(self._own(target, asked, held))
@@ -218,7 +218,7 @@ class Trainer:
         """Return what an encoder-decoder writes: about sources to train on, and about others."""
         options = self.options
         read, other = reader.sources(self.texts, options.own_texts, options.held_out, options.seed)
-        count, drawn = len(read), round(len(read) * (1 - options.greedy_share))
+        count, drawn = len(read), round(len(read) * (1 - options.greedy_fraction))
         held = {
             kind: self._written(target, orders(f"held-{kind}", len(other), self.measured, at, other), "held-out texts")
             for kind, at in (("sampled", None), ("greedy", 0))
@@ -316,7 +316,7 @@ class _Pool:
             self._add()
 
     def _order(self) -> Order:
-        greedy = self._batches % max(1, round(1 / max(self.trainer.options.greedy_share, 0.01))) == 0
+        greedy = self._batches % max(1, round(1 / max(self.trainer.options.greedy_fraction, 0.01))) == 0
         return Order(f"more-{self._batches:05}", TOGETHER, self.trainer.length, DRAWN if greedy else None)
 
     def _known(self) -> bool:

@@ -31,7 +31,7 @@ WRITING = 0.4  # share of the time that texts may take
 WORTH = 600.0  # seconds of which the end says what they would be worth
 
 
-class Pool(Protocol):
+class TrainingCorpus(Protocol):
     """What is trained on, which can grow."""
 
     windows: Windows
@@ -43,7 +43,7 @@ class Pool(Protocol):
 
 
 @dataclass
-class Course:
+class TrainingProgress:
     """How a training went."""
 
     seconds: float = 0.0  # since it began, over all its parts
@@ -82,7 +82,7 @@ class Schedule:
         course: what has happened.
     """
 
-    def __init__(self, minutes: float, course: Course) -> None:
+    def __init__(self, minutes: float, course: TrainingProgress) -> None:
         self.limit, self.course = 60 * minutes, course
         self.falls_at = (1 - FALL) * self.limit
         self.ends_at = self.limit
@@ -111,14 +111,14 @@ class Schedule:
 
 def run_until(
     learner: Learner,
-    pool: Pool,
+    pool: TrainingCorpus,
     options: TrainOptions,
     accelerator: Any,
     state: TrainingState,
     look: Callable[[Windows | None], tuple[float, list[float]]],
     report: Progress,
     begun: float,
-) -> tuple[History, Course]:
+) -> tuple[History, TrainingProgress]:
     """Train a learner in place until it is done, from the last checkpoint if there is one.
 
     Args:
@@ -131,9 +131,9 @@ def run_until(
     """
     peak = learning_rate(options, learner.width)
     optimizer, history, found = resumed(learner, peak, accelerator, state)
-    course, step = Course(), found.get("step", 0)
+    course, step = TrainingProgress(), found.get("step", 0)
     if found:
-        course = Course(found["seconds"], [tuple(each) for each in found["tokens"]])
+        course = TrainingProgress(found["seconds"], [tuple(each) for each in found["tokens"]])
         begun = time.monotonic() - course.seconds
     batches = Batches(learner, pool.windows, options, accelerator, again=True)
     model, optimizer = accelerator.prepare(learner, optimizer)
@@ -176,9 +176,9 @@ def run_until(
 
 
 def wants_text(
-    pool: Pool,
+    pool: TrainingCorpus,
     read: float,
-    course: Course,
+    course: TrainingProgress,
     schedule: Schedule,
     look: Callable[[Windows | None], tuple[float, list[float]]],
 ) -> bool:
@@ -188,7 +188,7 @@ def wants_text(
     return read >= READ or look(pool.windows)[0] > course.tokens[-1][1] + AHEAD
 
 
-def line(step: int, history: History, course: Course) -> str:
+def line(step: int, history: History, course: TrainingProgress) -> str:
     """Say where a training stands: tokens a round as a curve, and what ten minutes more are worth."""
     recent = history.losses[-20:]
     said = (
@@ -201,7 +201,7 @@ def line(step: int, history: History, course: Course) -> str:
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def curve(course: Course) -> str:
+def curve(course: TrainingProgress) -> str:
     """Draw the looks in a few characters."""
     values: Sequence[float] = [tokens for _, tokens in course.tokens][-24:]
     low, high = min(values), max(values)

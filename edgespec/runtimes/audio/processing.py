@@ -1,7 +1,7 @@
 """From a recording to rows of a decoder that hears: features, and what tower and projector are given of them.
 
 Features are Whisper's.  Voxtral's tower is Whisper's encoder over windows of 30 s (``features.encoder_rows``);
-Qwen3-ASR has convolutions over chunks of a second in front of a tower that sees windows of chunks (``ChunksFront``).
+Qwen3-ASR has convolutions over chunks of a second in front of a tower that sees windows (``ChunkedFrontend``).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from edgespec.runtimes.audio.features import HOP, encoder_rows, log_mel
 from edgespec.runtimes.audio.reading import Samples
-from edgespec.runtimes.files.sound import ChunksFront, SoundPart, WhisperFront
+from edgespec.runtimes.files.sound import ChunkedFrontend, SoundPart, WhisperFrontend
 
 Rows = NDArray[np.float32]
 Encode = Callable[[int, Rows], Rows]  # (which of ``ModelPart.front``: tower, projector, convolutions; rows) -> its rows
 TOWER, PROJECTOR, FIRST = 0, 1, 2
 
 
-def frames_of(samples: int, front: WhisperFront | ChunksFront) -> int:
+def frames_of(samples: int, front: WhisperFrontend | ChunkedFrontend) -> int:
     """Count the frames that are heard of so many samples."""
-    return -(-samples // HOP) if isinstance(front, WhisperFront) else max(samples, front.least) // HOP
+    return -(-samples // HOP) if isinstance(front, WhisperFrontend) else max(samples, front.least) // HOP
 
 
-def sound_features(samples: Samples, front: WhisperFront | ChunksFront) -> Rows:  # [n] -> [frames, bands]
+def sound_features(samples: Samples, front: WhisperFrontend | ChunkedFrontend) -> Rows:  # [n] -> [frames, bands]
     """Compute the features of a recording, with silence behind it where the model was made so."""
-    if isinstance(front, WhisperFront):
+    if isinstance(front, WhisperFrontend):
         window = front.features.frames * HOP
         return log_mel([samples], front.bands, least=-(-len(samples) // window) * window)
     return log_mel([samples], front.bands, least=front.least)
@@ -37,7 +37,7 @@ def sound_features(samples: Samples, front: WhisperFront | ChunksFront) -> Rows:
 def sound_rows(features: Rows, sound: SoundPart, encode: Encode) -> Rows:  # [frames, bands] -> [R, width]
     """Make rows of features, a window of the tower at a time."""
     front = sound.front
-    if isinstance(front, WhisperFront):
+    if isinstance(front, WhisperFrontend):
         size, merge = front.features.frames, front.merge
         given = [encoder_rows(features[at : at + size], front.features) for at in range(0, len(features), size)]
     else:
@@ -47,7 +47,9 @@ def sound_rows(features: Rows, sound: SoundPart, encode: Encode) -> Rows:  # [fr
     return np.concatenate([encode(PROJECTOR, rows.reshape(len(rows) // merge, -1)) for rows in towers])
 
 
-def _window(features: Rows, front: ChunksFront, encode: Encode) -> Rows:  # [frames, bands] -> [rows, bands * channels]
+def _window(
+    features: Rows, front: ChunkedFrontend, encode: Encode
+) -> Rows:  # [frames, bands] -> [rows, bands * channels]
     """Run the convolutions over the chunks of a window."""
     found = []
     for at in range(0, len(features), front.chunk):

@@ -24,7 +24,7 @@ NARROW, WIDE = 16, 128
 
 
 @dataclass
-class Crossed:
+class TransferBytes:
     """Bytes that went from host to device and back, since the model was opened."""
 
     to_device: int = 0
@@ -119,7 +119,7 @@ class DeviceModel(Model):
         self.number: type[np.floating[Any]] = np.float32 if self.precision == "fp32" else np.float16
         self.threads, self.memory = 1, device
         self.most_rows = NARROW  # of a pass, until trust.py has tried more
-        self.crossed = Crossed()
+        self.crossed = TransferBytes()
         self._flat, self._views = {}, {}
         self._opened: dict[str, Any] = {}
         self.session: Any = self.open("")

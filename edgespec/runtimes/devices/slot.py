@@ -128,7 +128,7 @@ class DeviceSlot(Slot):
         names = ["best_values", "best_ids", "log_total"] if best else ["logits"]
         stream = self._zeros(1, self._rounded(n, past), self.model.facts.hidden) if self.keep_hidden else None
         outputs = self._launch(which, begin, past, parents, rows, names, stream)
-        hidden: Any = None if stream is None else HeldRows(self.model, stream, n)
+        hidden: Any = None if stream is None else DeviceHiddenStates(self.model, stream, n)
         if not best:
             return Pass(outputs[0][0, :r], hidden)
         values, ids = outputs[0][0, :r, 0], outputs[1][0, :r, 0]
@@ -214,7 +214,7 @@ class DeviceSlot(Slot):
         return self.head_tokens[ids] if cut and self.head_tokens is not None else ids
 
 
-class HeldRows:
+class DeviceHiddenStates:
     """Hidden states [n, hidden] in the device's memory, until the next pass; rows cross when they are asked for."""
 
     def __init__(self, model: DeviceModel, value: Any, count: int) -> None:

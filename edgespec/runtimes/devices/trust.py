@@ -42,7 +42,7 @@ SECONDS = 900.0  # software adapters take a minute for a small model
 COMMAND = (sys.executable, "-m", "edgespec.runtimes.devices.trust")
 
 
-class Most(NamedTuple):
+class Tolerances(NamedTuple):
     """Largest differences that are no fault, of a precision of activations and a format of weights."""
 
     # from the CPU: int4 and int8 products quantize activations, each provider in its own way, and float16 products
@@ -52,13 +52,13 @@ class Most(NamedTuple):
     wide: float  # between passes of few and of many rows, where only last bits differ, and what levels those flip
 
 
-MOST: dict[tuple[Precision, Format], Most] = {
-    ("fp32", "fp32"): Most(1e-3, 1e-3, 1e-4),
-    ("fp32", "int4"): Most(0.03, 0.02, 5e-3),
-    ("fp32", "int8"): Most(0.03, 0.02, 5e-3),
-    ("fp16", "fp32"): Most(0.03, 0.02, 5e-3),
-    ("fp16", "int4"): Most(0.05, 0.03, 5e-3),
-    ("fp16", "int8"): Most(0.05, 0.03, 5e-3),
+MOST: dict[tuple[Precision, Format], Tolerances] = {
+    ("fp32", "fp32"): Tolerances(1e-3, 1e-3, 1e-4),
+    ("fp32", "int4"): Tolerances(0.03, 0.02, 5e-3),
+    ("fp32", "int8"): Tolerances(0.03, 0.02, 5e-3),
+    ("fp16", "fp32"): Tolerances(0.03, 0.02, 5e-3),
+    ("fp16", "int4"): Tolerances(0.05, 0.03, 5e-3),
+    ("fp16", "int8"): Tolerances(0.05, 0.03, 5e-3),
 }
 
 

@@ -36,7 +36,7 @@ _KEEPS_TIMES = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x794C7630
 _PIECE = 1 << 20
 
 
-class Stamp(NamedTuple):
+class FileStat(NamedTuple):
     """Identify a file's contents without reading them."""
 
     device: int
@@ -45,7 +45,7 @@ class Stamp(NamedTuple):
     changed: int  # ns
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Stamp:
+    def of(cls, found: os.stat_result) -> FileStat:
         """Of a file's status."""
         changed = found.st_ctime_ns if _POSIX else max(found.st_ctime_ns, found.st_mtime_ns)
         return cls(found.st_dev, found.st_ino, found.st_size, changed)
@@ -54,15 +54,15 @@ class Stamp(NamedTuple):
 _POSIX = os.name == "posix"  # elsewhere st_ctime is when a file was made
 
 
-class Taken(NamedTuple):
+class DigestRecord(NamedTuple):
     """A digest, the file's state then, and whether it may be relied on later."""
 
     sha256: str
-    stamp: Stamp
+    stamp: FileStat
     lasting: bool
 
 
-def take_digest(path: Path) -> Taken:
+def take_digest(path: Path) -> DigestRecord:
     """Read a file for its SHA-256.
 
     Raises:
@@ -73,15 +73,15 @@ def take_digest(path: Path) -> Taken:
         with open_regular(path) as file:
             handle = file.fileno()
             lasting = _keeps_times(handle) and _written_back(handle)
-            before, now = Stamp.of(os.fstat(handle)), time.time_ns()
+            before, now = FileStat.of(os.fstat(handle)), time.time_ns()
             while count := file.readinto(buffer):
                 digest.update(memoryview(buffer)[:count])
-            after = Stamp.of(os.fstat(handle))
+            after = FileStat.of(os.fstat(handle))
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror or error}", "copy it again") from error
     if after != before:
         raise BundleError(f"{path}: was changed while it was read", "try again when no program writes there")
-    return Taken(digest.hexdigest(), before, lasting and before.changed < now - int(QUIET * 1e9))
+    return DigestRecord(digest.hexdigest(), before, lasting and before.changed < now - int(QUIET * 1e9))
 
 
 def _keeps_times(handle: int) -> bool:
@@ -113,7 +113,7 @@ class Checked:
     def __init__(self, wanted: bool = True) -> None:
         self.wanted = wanted
         self.read = 0
-        self._files: dict[Path, Taken] = {}
+        self._files: dict[Path, DigestRecord] = {}
         self._reasons: list[str] = [] if wanted else ["the files were not compared with their SHA-256 (no check)"]
         self._records: dict[Path, _Record] = {}
 
@@ -152,7 +152,7 @@ class Checked:
         """Reasons why files are unproven, a sentence each; empty = all were checked and are unchanged."""
         for path, taken in self._files.items():
             try:
-                same = Stamp.of(path.stat()) == taken.stamp
+                same = FileStat.of(path.stat()) == taken.stamp
             except OSError:
                 same = False
             if not same:
@@ -191,27 +191,27 @@ class _Record:
         self._file = records() / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.json"
         self._purpose = f"digests of {name}"
         self._changed = False
-        self._known: dict[str, Taken] = {}
+        self._known: dict[str, DigestRecord] = {}
         try:
             found = read_sealed(self._file, self._purpose)
             self._known = {
-                str(name): Taken(str(sha), Stamp(*map(int, stamp)), True)
+                str(name): DigestRecord(str(sha), FileStat(*map(int, stamp)), True)
                 for name, (sha, *stamp) in found["files"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             pass  # missing, damaged or another user's
 
-    def find(self, path: Path) -> Taken | None:
+    def find(self, path: Path) -> DigestRecord | None:
         """Return the remembered digest of the file at ``path``; None = none, or the file has changed since."""
         known = self._known.get(path.name)
         with suppress(OSError):
             if known is not None:
                 with open_regular(path) as file:
-                    if Stamp.of(os.fstat(file.fileno())) == known.stamp and _keeps_times(file.fileno()):
+                    if FileStat.of(os.fstat(file.fileno())) == known.stamp and _keeps_times(file.fileno()):
                         return known
         return None
 
-    def add(self, path: Path, taken: Taken) -> None:
+    def add(self, path: Path, taken: DigestRecord) -> None:
         if taken.lasting:
             self._known[path.name] = taken
             self._changed = True

@@ -117,7 +117,7 @@ class MergePart(Part):
     lead: int = Field(default=0, ge=0, le=64)
 
 
-class PlacesPart(Part):
+class PositionEmbeddingPart(Part):
     """Learnt positions of a tower, which are resampled to the grid of patches that a picture has.
 
     ``file``: float32 [side * side, width].  A row of the encoder's input is a patch followed by its position.
@@ -170,7 +170,7 @@ class ImagePart(Part):
     words: ImageWords
     merge: MergePart
     most: Context
-    places: PlacesPart | None = None
+    places: PositionEmbeddingPart | None = None
     windows: WindowsPart | None = None
     positions: Literal["text", "grid"] = "text"
     bidirectional: bool = False

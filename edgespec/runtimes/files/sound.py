@@ -15,7 +15,7 @@ from edgespec.runtimes.files.speech import Language
 Text = Annotated[str, StringConstraints(max_length=4096)]
 
 
-class WhisperFront(Part):
+class WhisperFrontend(Part):
     """A tower of Whisper's kind (Voxtral, arXiv 2507.13264): its convolutions are in its first rows.
 
     A recording is filled with silence to whole windows of ``features.frames``; ``merge`` rows of the tower stand side
@@ -36,7 +36,7 @@ class WhisperFront(Part):
         return -(-frames // self.features.frames) * (self.features.frames // 2 // self.merge)
 
 
-class ChunksFront(Part):
+class ChunkedFrontend(Part):
     """Chunks of ``chunk`` frames go through convolutions that halve frames and bands (Qwen3-ASR, arXiv 2601.21337).
 
     There is one for each of ``ModelPart.convolutions``, 3 by 3, in both directions 2 apart, zeros around the chunk.
@@ -82,7 +82,7 @@ class SoundPart(Part):
     ``words``: what stands for a recording in a text.  ``most``: rows of the longest one.
     """
 
-    front: Annotated[WhisperFront | ChunksFront, Field(discriminator="kind")]
+    front: Annotated[WhisperFrontend | ChunkedFrontend, Field(discriminator="kind")]
     words: ImageWords
     most: Context
     ask: AskPart

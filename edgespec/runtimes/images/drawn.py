@@ -35,7 +35,7 @@ class OnlyCodes:
         return []
 
 
-class Lookalikes:
+class NearestCodes:
     """Tokens of codes whose vectors are nearest to another one's, the nearest first.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, InternVlPixels, Lfm2VlPixels, Qwen2VlPixels
 
-OPTION = "--image-rows"
+OPTION = "--max-image-tokens"
 APART = 4  # most over least rows: sides are rounded up where a picture is made larger
 
 

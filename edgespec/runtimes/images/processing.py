@@ -26,7 +26,7 @@ from edgespec.runtimes.files.images import (
     InternVlPixels,
     Lfm2VlPixels,
     Pixels,
-    PlacesPart,
+    PositionEmbeddingPart,
     Qwen2VlPixels,
 )
 
@@ -111,7 +111,7 @@ def tower_rows(piece: Piece, part: ImagePart, places: Floats | None) -> Floats: 
 
 
 def resampled(
-    places: Floats, grid: Size, part: PlacesPart
+    places: Floats, grid: Size, part: PositionEmbeddingPart
 ) -> Floats:  # [side * side, width] -> [rows * columns, width]
     """Resample learnt positions to a grid of patches."""
     rows, columns = (_weights(size, part) for size in grid)  # [size, side]
@@ -120,7 +120,7 @@ def resampled(
     return np.ascontiguousarray(found.reshape(grid[0] * grid[1], -1))
 
 
-def _weights(size: int, part: PlacesPart) -> Floats:  # [size, side]
+def _weights(size: int, part: PositionEmbeddingPart) -> Floats:  # [size, side]
     """Find how much of each learnt place a place of a side has."""
     at, source = np.arange(size, dtype=np.float32), np.arange(part.side, dtype=np.float32)
     if part.how == "corners":

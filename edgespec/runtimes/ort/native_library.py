@@ -106,7 +106,7 @@ def _installed() -> Path | None:
 
 
 @dataclass(frozen=True)
-class Roofs:
+class RooflineLimits:
     """What this machine reaches at best."""
 
     bandwidth: float  # bytes a second that are read from memory
@@ -136,7 +136,7 @@ class PassCounts:
     parts: dict[str, PartCounts]  # by name (``PARTS``)
 
 
-def measure_roofs(threads: int) -> Roofs:
+def measure_roofs(threads: int) -> RooflineLimits:
     """Measure both roofs, the best of several tries.
 
     Raises:
@@ -145,7 +145,7 @@ def measure_roofs(threads: int) -> Roofs:
     rate = _library().edgespec_dot_rate
     rate.restype, rate.argtypes = ctypes.c_double, [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
     bandwidth = max(read_bandwidth(threads, streams, 256, 2) for streams in _STREAMS)
-    return Roofs(1e9 * bandwidth, 1e9 * float(rate(1 << 19, threads, 9)))
+    return RooflineLimits(1e9 * bandwidth, 1e9 * float(rate(1 << 19, threads, 9)))
 
 
 def count_passes(run: Callable[[], object]) -> PassCounts:

@@ -76,7 +76,7 @@ export class Chat {
 
   // Whether an answer was cut, and can go on: the last one, of a text.
   goesOn(message) {
-    const cut = ["length", "late", "stopped", ""].includes(message.finish) && !message.problem;
+    const cut = ["length", "timed_out", "stopped", ""].includes(message.finish) && !message.problem;
     return cut && !this.running && Boolean(message.text) && !this.settings.makes && message === this.messages.at(-1);
   }
 
@@ -158,7 +158,7 @@ export class Chat {
       } else if (own) {
         message.how = own;
       }
-      if (choice.finish_reason) message.finish = own?.late ? "late" : own?.finish ?? choice.finish_reason;
+      if (choice.finish_reason) message.finish = own?.timed_out ? "timed_out" : own?.finish ?? choice.finish_reason;
       this.on.grown(message);
       if (performance.now() - kept > KEEP) {
         kept = performance.now();

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, InvalidRequest
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.base import Sight
+from edgespec.export.architectures.base import VisionEncoderSpec
 from edgespec.export.architectures.sights import limit_images
 from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model import write_model
@@ -43,7 +43,7 @@ def rows_of(image: ImagePart, found: Processed, learnt: Array | None, encode: En
     return np.concatenate([piece_rows(piece, image, learnt, encode) for piece in found.pieces])
 
 
-def in_numpy(seen: Sight) -> Encode:
+def in_numpy(seen: VisionEncoderSpec) -> Encode:
     sides = [seen.tower, *seen.projectors]
     return lambda at, rows, places: reference_rows(sides[at], rows, places if sides[at].rotaries else None)[0]
 

@@ -18,7 +18,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import BundleError, EdgespecError, ExportError, IncompatibleDraft
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.optimum.graph import choose_strict
-from edgespec.export.optimum.model import ForeignModel
+from edgespec.export.optimum.model import OptimumModel
 from edgespec.export.optimum.write import AGAINST, HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -116,7 +116,7 @@ def test_matrices_are_quantized_and_nothing_else(source: Path, tmp_path: Path) -
 @pytest.mark.parametrize("answers", ["yes", "no yes", "no no"])
 def test_the_strict_graph_is_found_by_trying(source: Path, tmp_path: Path, answers: str) -> None:
     """Attention's rows doubled, else a dummy row in every pass, else there is no strict mode."""
-    model, asked = ForeignModel.open(source, None), iter(answers.split())
+    model, asked = OptimumModel.open(source, None), iter(answers.split())
     part = write_foreign(tmp_path, model.open_graph(), model.facts, WeightChoice.of("fp32", None, None)).part
     products = [
         node

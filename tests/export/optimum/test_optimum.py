@@ -14,7 +14,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.optimum import model as foreign_model
-from edgespec.export.optimum.model import ForeignModel
+from edgespec.export.optimum.model import OptimumModel
 from edgespec.export.optimum.write import optimum_missing
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -86,7 +86,7 @@ def test_optimum_is_called_where_it_is_there(
     options = ExportOptions(str(harbour), tmp_path / "bundle", format="int4", threads=1)
     plan = Exporter(options).plan()  # before optimum was called: by the checkpoint's shapes
     exporter = Exporter(options)
-    assert isinstance(exporter.target, ForeignModel)
+    assert isinstance(exporter.target, OptimumModel)
     manifest = exporter.run()
     assert manifest.target.origin == "optimum"
     assert plan["weight_bytes"]["target"] == pytest.approx(manifest.memory["weight_bytes"]["target"], rel=0.1)
@@ -162,9 +162,9 @@ def test_the_real_optimum(optimum: None, tmp_path: Path, kind: str) -> None:
     hf.write_tokenizer(folder, CONFIG)
     for command in (
         ("export", folder, "-o", bundle, "--format", "fp32", "--threads", 1, "--context", 128),
-        ("verify", bundle, "--limit", 3, "--max-new-tokens", 24, "--threads", 1),
+        ("verify", bundle, "--max-prompts", 3, "--max-new-tokens", 24, "--threads", 1),
         ("export", folder, "-o", tmp_path / "int4", "--threads", 1, "--context", 128),
-        ("verify", tmp_path / "int4", "--limit", 3, "--max-new-tokens", 24, "--threads", 1),
+        ("verify", tmp_path / "int4", "--max-prompts", 3, "--max-new-tokens", 24, "--threads", 1),
     ):
         made = subprocess.run([sys.executable, "-m", "edgespec", *map(str, command)], capture_output=True, text=True)
         assert made.returncode == 0, made.stdout + made.stderr

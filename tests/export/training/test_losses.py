@@ -35,12 +35,12 @@ SMALL: dict[str, Any] = {"draft_hidden": 32, "draft_intermediate": 48, "draft_he
 @pytest.fixture
 def learners(target: Any, torch: Any) -> Any:
     """Name and loss -> heads of random weights; all are far from the target, and from each other."""
-    from edgespec.export.training.learners import Blockwise, Exits, Medusa
+    from edgespec.export.training.learners import Blockwise, EarlyExitHeads, Medusa
 
     def make(name: str, loss: Any) -> Any:
         torch.manual_seed(3)
-        kind = {"blockwise": Blockwise, "exits": Exits}.get(name, Medusa)
-        made: Any = kind(target, asked(loss=loss, heads=3, inner=24, exits=(1, 1), own_lm_heads=name == "own"))
+        kind = {"blockwise": Blockwise, "exits": EarlyExitHeads}.get(name, Medusa)
+        made: Any = kind(target, asked(loss=loss, heads=3, hidden_size=24, exits=(1, 1), own_lm_heads=name == "own"))
         with torch.no_grad():
             for value in made.parameters():
                 value.normal_(std=0.3)
@@ -335,7 +335,7 @@ def learner(target: Any, torch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     from edgespec.export.training.drafters import Eagle
 
     monkeypatch.setattr("edgespec.export.training.learners.choose_taps", lambda layers: TAPPED)
-    made = Eagle(target, asked(heads=STEPS, inner=48, seed=4))
+    made = Eagle(target, asked(heads=STEPS, hidden_size=48, seed=4))
     with torch.no_grad():
         for norm in made.norms.values():
             norm.normal_(1.0, 0.3)

@@ -77,7 +77,7 @@ def test_defaults_of_the_command_are_those_of_the_library() -> None:
         ({"save_every": 0}, "--save-every"),
         ({"lr": 0.0}, "--lr: expected a positive number"),
         ({"epochs": float("nan")}, "--epochs"),
-        ({"greedy_share": 1.5}, "--greedy-share: expected a share between 0 and 1, got 1.5"),
+        ({"greedy_fraction": 1.5}, "--greedy-fraction: expected a share between 0 and 1, got 1.5"),
         ({"exits": (1,)}, "--exits is for paradecode, not for medusa"),
         ({"method": "mtp", "fsdp": True}, "--fsdp is for medusa and (.*) and dflash, not for mtp"),
         ({"ce_share": 0.3}, "--ce-share is for draft, not for medusa"),
@@ -85,7 +85,7 @@ def test_defaults_of_the_command_are_those_of_the_library() -> None:
         ({"draft_layers": 3}, "--draft-layers is for draft and dspark and dflash, not for medusa"),
         ({"loss": "d-pace"}, "--loss d-pace is for eagle and dspark and dflash and mtp, not for medusa"),
         ({"method": "draft", "own_lm_heads": True}, "--own-lm-heads is for medusa"),
-        ({"inner": 64}, "--inner is for blockwise"),
+        ({"hidden_size": 64}, "--hidden-size is for blockwise"),
         ({"draft_hidden": 64}, "--draft-hidden is for draft"),
     ],
 )

@@ -61,7 +61,7 @@ def test_heads(train: Train, model: Path, tmp_path: Path, name: str, loss: str) 
 
 
 def test_the_loss_falls_and_guesses_get_better(train: Train) -> None:
-    trained = train(steps=60, lr=2e-2, loss="kl", self_distill=32, greedy_share=0.0)
+    trained = train(steps=60, lr=2e-2, loss="kl", self_distill=32, greedy_fraction=0.0)
     losses = trained.history.losses
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.2
     assert sorted(trained.history.accuracy) == [12, 24, 36, 48]
@@ -148,14 +148,14 @@ def test_text_of_files(train: Train, tmp_path: Path) -> None:
 
 def test_heads_compute_what_the_manifest_says(model: Path, torch: Any) -> None:
     """The arithmetic of HeadGroup, from the saved tensors, in numpy."""
-    from edgespec.export.training.learners import Blockwise, Exits, Medusa
+    from edgespec.export.training.learners import Blockwise, EarlyExitHeads, Medusa
     from edgespec.export.training.options import TrainOptions
     from edgespec.export.training.target import Source, Target
 
     target = Target(Source.open(str(model)), "no", torch.device("cpu"))
     tokens = torch.arange(2, 14)[None]
     hidden = target.hidden(tokens)
-    options = TrainOptions("medusa", "", Path(), heads=2, own_lm_heads=True, inner=24, exits=(1,))
+    options = TrainOptions("medusa", "", Path(), heads=2, own_lm_heads=True, hidden_size=24, exits=(1,))
     heads = Medusa(target, options), Blockwise(target, options)
     with torch.no_grad():
         for learner in heads:
@@ -176,7 +176,7 @@ def test_heads_compute_what_the_manifest_says(model: Path, torch: Any) -> None:
         np.testing.assert_allclose(ours[0], y @ saved[f"medusa.{i}.lm_head.weight"].T, atol=1e-3)
         y = h + outer[:, 64 * i : 64 * (i + 1)]
         np.testing.assert_allclose(ours[1], y @ target.lm_head.numpy().T, atol=1e-3)
-    exits = Exits(target, options)
+    exits = EarlyExitHeads(target, options)
     (guessed,) = (logits for logits, *_ in exits.guesses(tokens, torch.tensor([12])))
     residual = target.model.base_model(tokens, output_hidden_states=True).hidden_states[1]
     torch.testing.assert_close(guessed, target.logits(target.norm(residual)))

@@ -28,10 +28,10 @@ pytestmark = [pytest.mark.usefixtures("torch"), pytest.mark.filterwarnings("defa
 
 
 def course(*tokens: float, every: float = 30.0) -> Any:
-    from edgespec.export.training.until import Course
+    from edgespec.export.training.until import TrainingProgress
 
     found = [(every * (1 + at), each) for at, each in enumerate(tokens)]
-    return Course(found[-1][0] if found else 0.0, found)
+    return TrainingProgress(found[-1][0] if found else 0.0, found)
 
 
 def test_the_rate_rises_stays_and_falls_to_the_end(torch: Any) -> None:

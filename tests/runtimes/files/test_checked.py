@@ -163,9 +163,9 @@ def test_digests_are_taken_again_whatever_is_remembered(remembered: Path, monkey
     """As by ``verify``: a disk that changes bytes without a time is found."""
     used = load(remembered)
     assert used.retake() == (1, len(CONTENT))
-    stamp = module.Stamp.of(remembered.stat())
+    stamp = module.FileStat.of(remembered.stat())
     in_place(remembered)
-    monkeypatch.setattr(module.Stamp, "of", classmethod(lambda cls, _: stamp))
+    monkeypatch.setattr(module.FileStat, "of", classmethod(lambda cls, _: stamp))
     assert load(remembered).read == 0
     with pytest.raises(BundleError, match="altered, though its times say that it is not"):
         used.retake()

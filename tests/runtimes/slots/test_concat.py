@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.export.optimum.graph import ForeignGraph
-from edgespec.export.optimum.model import ForeignModel
+from edgespec.export.optimum.model import OptimumModel
 from edgespec.export.optimum.write import HEADROOM, write_foreign
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.formats import Format
@@ -48,7 +48,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
         if key not in models:
             folder = tmp_path_factory.mktemp("part")
             source = write_export(tmp_path_factory.mktemp("export"), CONFIG, hf.SEEDS[NAME], positions=positions)
-            model = ForeignModel.open(source, None)
+            model = OptimumModel.open(source, None)
             part = write_foreign(folder, model.open_graph(), model.facts, WeightChoice.of(form, None, None)).part
             padded = {"padded": Graph(file=part.graphs["plain"].file, padded=True)}
             part = part.model_copy(update={"graphs": part.graphs | padded})

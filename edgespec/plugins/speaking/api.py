@@ -1,11 +1,12 @@
-"""OpenAI's speech: what is asked, and how sound is written as its codes come."""
+"""OpenAI's API of generated speech."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import secrets
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,29 +18,30 @@ from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
-from edgespec.engine.speaking import windows
 from edgespec.errors import InvalidRequest, install_hint
+from edgespec.plugins.speaking.speech import OUTPUT, sound_part, windows
 from edgespec.runtimes.audio.spoken import Samples, pcm, speech_prompt, wav_header
-from edgespec.runtimes.files.codes import CodesPart
-from edgespec.runtimes.text.codec import TextCodec
-from edgespec.server.requests import SEED, Name, Number, Strict
+from edgespec.server.apis import Api
+from edgespec.server.call import Call, Jobs, ModelTokens
+from edgespec.server.requests import SEED, Name, Number, StrictModel
 from edgespec.server.scheduler import Event
+from edgespec.server.waiting import cancel_on_disconnect
 
 MOST_INPUT = 4096  # characters, as OpenAI takes
 CODED = {"mp3": ("MP3", None), "flac": ("FLAC", None), "opus": ("OGG", "OPUS")}  # by libsndfile, of the whole speech
 KINDS = {"wav": "audio/wav", "pcm": "audio/pcm", "mp3": "audio/mpeg", "flac": "audio/flac", "opus": "audio/ogg"}
 
 
-class Voice(Strict):
+class Voice(StrictModel):
     """A voice by its id."""
 
     id: Name
 
 
-class SpeechRequest(Strict):
+class SpeechRequest(StrictModel):
     """``POST /v1/audio/speech``."""
 
-    ignored: ClassVar[tuple[str, ...]] = ("user",)
+    ignored: ClassVar[Sequence[str]] = ("user",)
     model: Name
     input: Annotated[str, Field(min_length=1, max_length=MOST_INPUT)]
     voice: Name | Voice | None = None
@@ -51,28 +53,40 @@ class SpeechRequest(Strict):
     seed: Annotated[int, Field(ge=-SEED, le=SEED)] | None = None
     method: Name | None = None
 
-    def read(
-        self, codes: CodesPart | None, codec: TextCodec, vocab: int, context: int
-    ) -> tuple[dict[str, Any], array[int]]:
-        """Read it for a model with such codes -> plain data, and the token ids of its prompt.
 
-        Raises:
-            InvalidRequest: the model does not speak, or not this.
-        """
-        sound = codes.sound if codes else None
-        if sound is None:
-            raise InvalidRequest(f"model {self.model!r} does not speak", "ask for one like Orpheus")
-        voice = self.voice.id if isinstance(self.voice, Voice) else self.voice
-        prompt = speech_prompt(sound, codec, self.input, voice)
-        check_prompt(prompt, SamplingParams(), vocab, context)
-        told = self.model_dump(include={"model", "response_format", "temperature", "seed", "method"})
-        return told, array("i", prompt)
+def read(tokens: ModelTokens, sent: SpeechRequest) -> tuple[dict[str, Any], list[array[int]]]:
+    """Read a request, as plain data, and the token ids of its prompt.
+
+    Raises:
+        InvalidRequest: the model does not speak, or not this text.
+    """
+    known = tokens.known
+    sound = known.codes.sound if known.codes else None
+    if sound is None:
+        raise InvalidRequest(f"model {sent.model!r} does not speak", "ask for one like Orpheus")
+    voice = sent.voice.id if isinstance(sent.voice, Voice) else sent.voice
+    prompt = speech_prompt(sound, tokens.codec, sent.input, voice)
+    check_prompt(prompt, SamplingParams(), known.vocab, known.context)
+    return sent.model_dump(include={"response_format", "temperature", "seed", "method"}), [array("i", prompt)]
+
+
+async def respond(jobs: Jobs, call: Call) -> Response:
+    """Answer with sound, as its codes come."""
+    engine, (prompt,) = jobs.engine, call.prompts
+    settings = speech_settings(engine, call.asked, jobs.scheduler.limits.tokens)
+    engine.choose_for(settings)
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    form, rate = call.asked["response_format"], sound_part(engine.bundle.manifest)[1].rate
+    require_coder(form)
+    ticket = jobs.submit(prompt, settings, events.put_nowait, call.client, secrets.token_hex(12))
+    pieces = spoken(engine, call.asked["seed"], events, ticket.cancel)
+    return await cancel_on_disconnect(call.request, answered(pieces, form, rate))
 
 
 def speech_settings(engine: Engine, asked: dict[str, Any], tokens: int) -> Settings:
     """Make the settings of a request; ``tokens``: most of an answer."""
     given = {name: asked[name] for name in ("temperature", "seed", "method") if asked[name] is not None}
-    return engine.speaking.changed(
+    return OUTPUT.defaults(engine).changed(
         max_new_tokens=tokens, acceptance="coupled" if "seed" in given else "rejection", **given
     )
 
@@ -133,3 +147,15 @@ def _coded(sound: Samples, form: str, rate: int) -> bytes:
     file, (kind, subtype) = io.BytesIO(), CODED[form]
     require_coder(form).write(file, sound, rate, subtype, format=kind)
     return file.getvalue()
+
+
+FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
+API = Api(
+    "/v1/audio/speech",
+    "Speech",
+    SpeechRequest,
+    "Failure",
+    read=read,
+    respond=respond,
+    content=dict.fromkeys(KINDS.values(), FILE),
+)

@@ -1,16 +1,17 @@
-"""Drawing: a prompt is answered by the codes of one picture."""
+"""Image generation: a prompt is answered by the codes of one picture."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.captions import Captions
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.outputs import Output, Written
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
 from edgespec.errors import EdgespecError, InvalidRequest
@@ -73,3 +74,35 @@ def _prompt(engine: LoadedBundle, image: ImageCodes, prompt: str, other: str) ->
     if image.pad is None:
         return tokens, None
     return tokens, [token if token in kept else image.pad for token in tokens]
+
+
+class ImageOutput(Output):
+    """Pictures."""
+
+    file = "picture.png"
+
+    def fits(self, manifest: Manifest) -> bool:
+        return manifest.codes is not None and manifest.codes.image is not None
+
+    def make(
+        self,
+        engine: LoadedBundle,
+        prompt: str,
+        settings: Settings | None,
+        cancel: threading.Event | None = None,
+        **options: Any,
+    ) -> Drawing:
+        return draw(engine, prompt, settings or self.defaults(engine), cancel)
+
+    def write(
+        self, engine: LoadedBundle, prompt: str, settings: Settings, live: BinaryIO | None, **options: Any
+    ) -> Written:
+        made = draw(engine, prompt.strip(), settings)
+        height, width, _ = made.pixels.shape
+        data = made.png()
+        if live is not None:
+            live.write(data)
+        return Written(data, f"{width} x {height} pixels", made.result)
+
+
+OUTPUT = ImageOutput()

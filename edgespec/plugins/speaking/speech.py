@@ -1,20 +1,21 @@
-"""Speech: a text is answered by codes, and their sound comes frame by frame."""
+"""Speech generation: a text is answered by codes, and their sound comes frame by frame."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.outputs import Output, Written
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.audio.spoken import Samples, Windows, frame_noise, speech_prompt
+from edgespec.runtimes.audio.spoken import Samples, Windows, frame_noise, pcm, speech_prompt, wav_header
 from edgespec.runtimes.files.codes import CodesPart, SoundCodes
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def sound_part(manifest: Manifest) -> tuple[CodesPart, SoundCodes]:
     """Say how a bundle speaks; an ``InvalidRequest``: it does not."""
     part = manifest.codes
     if part is None or part.sound is None:
-        raise InvalidRequest("this bundle's model does not speak", "expected one like Orpheus, exported with --codes")
+        raise InvalidRequest("this bundle's model does not speak", "expected one like Orpheus, exported with --codec")
     return part, part.sound
 
 
@@ -80,3 +81,50 @@ class Speech:
     def close(self) -> None:
         """End it, and free its place."""
         self.stream.close()
+
+
+class SpeechOutput(Output):
+    """Speech."""
+
+    file = "speech.wav"
+    options = ("voice",)
+
+    def fits(self, manifest: Manifest) -> bool:
+        return manifest.codes is not None and manifest.codes.sound is not None
+
+    def defaults(self, engine: LoadedBundle) -> Settings:
+        """Return the sampling of Orpheus' package."""
+        return engine.defaults.changed(temperature=0.6, top_p=0.8, repetition_penalty=1.3)
+
+    def make(
+        self,
+        engine: LoadedBundle,
+        prompt: str,
+        settings: Settings | None,
+        cancel: threading.Event | None = None,
+        **options: Any,
+    ) -> Speech:
+        return Speech(engine, prompt, options.get("voice"), settings or self.defaults(engine), cancel)
+
+    def write(
+        self, engine: LoadedBundle, prompt: str, settings: Settings, live: BinaryIO | None, **options: Any
+    ) -> Written:
+        """Answer by a WAV file; Ctrl-C ends it early, and it holds the speech so far."""
+        speech, pieces = self.make(engine, prompt.rstrip("\r\n"), settings, **options), []
+        if live is not None:
+            live.write(wav_header(speech.rate))
+        try:
+            for piece in speech:
+                pieces.append(pcm(piece))
+                if live is not None:
+                    live.write(pieces[-1])
+                    live.flush()
+        except KeyboardInterrupt:
+            speech.close()
+        samples = sum(map(len, pieces)) // 2
+        seconds = samples / speech.rate
+        data = wav_header(speech.rate, samples) + b"".join(pieces)
+        return Written(data, f"{seconds:.1f} s of speech", speech.result, {"seconds": seconds})
+
+
+OUTPUT = SpeechOutput()

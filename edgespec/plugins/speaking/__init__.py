@@ -1,0 +1,1 @@
+"""Speech generation: a model whose tokens are the codes of sound."""
