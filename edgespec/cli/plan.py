@@ -98,7 +98,7 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     from edgespec.export.source.gguf_files import is_quantized
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import latest_profile
-    from edgespec.runtimes.ort.native_library import native_library
+    from edgespec.runtimes.ort.packing import lacks_packing
 
     draft, context, text_only = options["draft"], options["context"], options["text_only"]
     how: dict[str, Any] = {name: options[name] for name in ("draft", "context", "revision", "text_only")}
@@ -111,7 +111,7 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     # what was measured here with another bundle tells how fast the machine is
     profile = latest_profile(options["threads"], options["device"]) if here else None
     found = []
-    own = (FILE,) if is_quantized(opened.path) and native_library().path else ()
+    own = (FILE,) if is_quantized(opened.path) and not lacks_packing() else ()
     for form in options["formats"] or (*own, *FORMATS):
         planned = planned_bundle(ExportOptions(source, format=form, **how), opened)
         needs = {name: need for name in planned.methods if (need := _need(name, source, draft))}

@@ -27,7 +27,7 @@ from edgespec.planning.profiles import latest_profile
 from edgespec.runtimes.files.formats import FILE, Format
 from edgespec.runtimes.files.manifest import TokenizerFacts
 from edgespec.runtimes.files.speech import SpeechPart
-from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.ort.packing import lacks_packing
 from edgespec.runtimes.text.codec import TextCodec
 
 
@@ -78,7 +78,7 @@ def chosen_format(opened: Measurable) -> FormatChoice:
 def keeps_file(opened: Measurable) -> bool:
     """Whether the weights can stay as a file has them: quantized ones, which native operators multiply as they are."""
     options, arch = opened.options, opened.arch
-    if arch is None or arch.encoder is not None or options.operators == "stock" or native_library().path is None:
+    if arch is None or arch.encoder is not None or options.operators == "stock" or lacks_packing():
         return False
     return not options.devices and options.adapter is None and is_quantized(opened.path)
 

@@ -17,7 +17,7 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import DEVICE_FORMATS, FILE, FOUR_BITS, Format, listed
 from edgespec.runtimes.files.manifest import Layout, Precision
 from edgespec.runtimes.files.operators import WantedOperators
-from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.ort.packing import lacks_packing
 
 CALIBRATED: tuple[Format, ...] = FOUR_BITS
 """Formats whose levels are calibrated unless ``quick``: of 8 bits little is lost without."""
@@ -220,8 +220,8 @@ class ExportOptions:
         for option, given in (("--operators stock", self.operators == "stock"), ("--adapter", self.adapter)):
             if given:
                 raise ExportError(f"--format file and {option}: expected one of them", "choose another --format")
-        if (why := native_library()).path is None:
-            raise ExportError(f"--format file needs native operators: {why.reason}", "choose another --format")
+        if why := lacks_packing():
+            raise ExportError(f"--format file needs native operators: {why}", "choose another --format")
 
     def _check_drafts(self, methods: list[str]) -> None:
         if SPECULATIVE in methods and self.draft is None:

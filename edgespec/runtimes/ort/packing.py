@@ -27,6 +27,16 @@ class Rows(Protocol):
 
 
 @cache
+def lacks_packing() -> str:
+    """Say why rows of a file cannot be packed here; "" = they can."""
+    library = native_library()
+    if library.path is None:
+        return library.reason
+    known = hasattr(ctypes.CDLL(str(library.path)), "edgespec_pack")
+    return "" if known else f"{library.path} is of an older version: install edgespec again, so that it is built again"
+
+
+@cache
 def _library() -> ctypes.CDLL:
     path = native_library().path
     if path is None:
