@@ -38,7 +38,7 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.version import __version__
 
 T = TypeVar("T")
-PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS, BRIEF = 8, 16, 32, 8
 LINE = 80  # characters of a line that is a source
 PICTURE = 32, 256  # pixels: so long that few tiles are cut of it
 
@@ -100,12 +100,16 @@ def why_free(engine: LoadedBundle) -> str:
 
 
 def make_golden(
-    bundle: Path, text: str, threads: int | None = None
+    bundle: Path, text: str, threads: int | None = None, brief: bool = False
 ) -> tuple[list[GoldenVector], list[SeenVector], dict[str, str]]:
-    """Greedy plain decoding, strict -> vectors, those of a picture, what made them (``provenance.golden``)."""
+    """Greedy plain decoding, strict -> vectors, those of a picture, what made them (``provenance.golden``).
+
+    Args:
+        brief: a few tokens of one prompt, as of weights that were only copied.
+    """
     engine = load(bundle, threads=threads, check=False, prompt_cache=False)
-    vectors, settings = [], Settings(method=AR, max_new_tokens=NEW_TOKENS)
-    for prompt in golden_prompts(engine, text):
+    vectors, settings = [], Settings(method=AR, max_new_tokens=BRIEF if brief else NEW_TOKENS)
+    for prompt in golden_prompts(engine, text)[: 1 if brief else None]:
         given, begin = (prompt.tokens, list(prompt.begin)) if isinstance(prompt, Source) else (prompt, None)
         tokens = engine.generate(prompt, settings).tokens
         vectors.append(GoldenVector(prompt=given, begin=begin, method=AR, tokens=tokens))
