@@ -25,8 +25,9 @@ from tests.conftest import TARGET
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain", "k_quants",
-             "real", "transcripts"}  # fmt: skip
-"""No benchmarks; in test_kernels.py; of a JVM, of onnxruntime-genai, of ggml, of matplotlib; of published models."""
+             "real", "transcripts", "adapters"}  # fmt: skip
+"""No benchmarks; in test_kernels.py; of a JVM, of onnxruntime-genai, of ggml, of matplotlib; of published models;
+in tests/judge."""
 Run = Callable[..., Any]
 
 

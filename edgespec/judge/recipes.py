@@ -84,7 +84,9 @@ RECIPES = {
     "transformers": Recipe(
         "python benchmarks/adapters.py transformers TARGET --draft DRAFT --port {port}",
         "python benchmarks/adapters.py transformers TARGET --port {port}",
+        exact="--dtype float32",
         adapter=True,
+        tried="5.24.0",
     ),
     "edgespec": Recipe(
         "edgespec serve BUNDLE --port {port}",
