@@ -83,11 +83,11 @@ class QualityError(BudgetError):
 
 
 class StoreError(EdgespecError):
-    """An n-gram store cannot be written or read: not a store, damaged, too new, or of another tokenizer."""
+    """An n-gram store cannot be written or read: not a store, damaged, of a newer version, or of another tokenizer."""
 
 
 class SessionError(EdgespecError):
-    """A session file cannot be written or read: none, damaged, too new, or of another bundle or other settings."""
+    """A session file cannot be written or read: missing, damaged, newer, or of another bundle or other settings."""
 
 
 class ProfileError(EdgespecError):
@@ -95,7 +95,7 @@ class ProfileError(EdgespecError):
 
 
 class InvalidRequest(EdgespecError):
-    """A generation request that cannot be served: empty prompt, too long, nonsense settings."""
+    """A generation request that cannot be served: empty prompt, too long, invalid settings."""
 
 
 class ContextFull(InvalidRequest):

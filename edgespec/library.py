@@ -1,6 +1,6 @@
-"""Bundles by the names of their models: made when a model is first run, found again, listed and removed.
+"""Bundles by the names of their models: created when a model first runs, found again, listed and removed.
 
-They lie in the user's cache, ``bundles/NAME``, with ``bundles/NAME.json`` beside each: of which model it was made.
+They are in the user's cache, ``bundles/NAME``.  ``bundles/NAME.json`` names the model of each.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _READ = (
 
 @dataclass(frozen=True)
 class CachedBundle:
-    """A bundle that was made of a model when that was first run."""
+    """A bundle that was created when a model first ran."""
 
-    name: str  # which commands take in place of a folder
-    model: str  # the folder, .gguf file, hub id or builtin:NAME that it was made of
-    files: str  # a digest of a local model's files (names, sizes, times) or of an embedded one's; "" of others
+    name: str  # commands accept it instead of a folder
+    model: str  # its source: a folder, .gguf file, hub id or builtin:NAME
+    files: str  # a digest of a local model's files (names, sizes, times) or of an embedded one; "" for others
     path: Path  # the bundle's folder
-    format: str | None = None  # that was asked for; "" = it was chosen by quality, None = before there was a choice
+    format: str | None = None  # the requested one; "" = chosen by quality, None = from before that choice existed
 
     @property
     def bytes(self) -> int:
@@ -63,7 +63,7 @@ class CachedBundle:
 
     @property
     def used(self) -> float:
-        """When it was last asked for; seconds since 1970."""
+        """Time of the last use, in seconds since 1970."""
         return _facts(self.path).stat().st_mtime
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class CachedBundle:
 
 
 def made() -> Iterator[CachedBundle]:
-    """All bundles that were made of models, by name."""
+    """All bundles that were created from models, by name."""
     for facts in sorted(_folder().glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
             found = CachedBundle(**json.loads(facts.read_text("utf-8")), name=facts.stem, path=facts.with_suffix(""))
@@ -83,10 +83,10 @@ def made() -> Iterator[CachedBundle]:
 
 
 def remove(name: str) -> dict[str, Any]:
-    """Remove a bundle that was made of a model, which stays -> what it was (``CachedBundle.as_dict``).
+    """Remove a bundle that was created from a model; the model stays -> its data (``CachedBundle.as_dict``).
 
     Raises:
-        InvalidRequest: none of that name, and none of that model.
+        InvalidRequest: no bundle with that name or model.
     """
     known = list(made())
     found = next((one for one in known if name in (one.name, one.model)), None)
@@ -101,11 +101,11 @@ def remove(name: str) -> dict[str, Any]:
 
 
 def located(source: str | os.PathLike[str], form: Format | None = None) -> Path | None:
-    """Find a bundle: a folder that is one, a name or the model of one that was made; None = neither.
+    """Find a bundle by its folder, its name or its model; None = there is none.
 
     Args:
         source: a folder, a name, or a model.
-        form: the format that a bundle was made in for a model; None = the one that was chosen.
+        form: the format of a bundle of a model; None = the one that was chosen.
     """
     path = Path(source).expanduser()
     if (path / MANIFEST).is_file():
@@ -122,33 +122,31 @@ def located(source: str | os.PathLike[str], form: Format | None = None) -> Path 
 
 
 def named(name: str) -> Path | None:
-    """Find a bundle that was made of a model by its name alone; a path of that name comes first."""
+    """Find a bundle of a model by its name only; a path with that name takes precedence."""
     if Path(name).expanduser().exists():
         return None
     return next((one.path for one in made() if one.name == name), None)
 
 
 def found(source: str | os.PathLike[str]) -> Path:
-    """Find a bundle; a folder that is none is given as it is, for the error of what is wrong in it.
+    """Find a bundle; another folder is returned unchanged, so that loading it reports the error.
 
     Raises:
-        InvalidRequest: nothing of that name, or a model of which no bundle was made; the hint says what to do.
+        InvalidRequest: nothing with that name, or a model without a bundle; the hint says what to do.
     """
     path = Path(source).expanduser()
     if (bundle := located(source)) is not None:
         return bundle
     if _files(path):
         run = f"`edgespec run {shlex.quote(os.fspath(source))}`"
-        raise InvalidRequest(
-            f"{source}: a model, not a bundle, or changed since one was made of it", f"{run} makes one"
-        )
+        raise InvalidRequest(f"{source}: a model without a bundle, or changed since its export", f"{run} creates one")
     if path.exists():
         return path
     raise _nothing(os.fspath(source))
 
 
 def check_source(source: str | os.PathLike[str]) -> None:
-    """Refuse what is neither a bundle nor the name of a model, before anything else is asked of it.
+    """Refuse a name that is neither a bundle nor a model.
 
     Raises:
         InvalidRequest: the nearest name is suggested.
@@ -162,14 +160,14 @@ def is_model(source: str | os.PathLike[str]) -> bool:
     text, path = os.fspath(source), Path(source).expanduser()
     if text.startswith(BUILTIN) or _files(path):
         return True
-    if path.suffix == ".gguf":  # a file, and it is not there
+    if path.suffix == ".gguf":  # a missing file
         return False
-    # a folder that was misspelled is nobody's hub id
+    # a misspelled folder is not a hub id
     return bool(_HUB_ID.fullmatch(text)) and not path.exists() and not path.parent.is_dir()
 
 
 def require_known(source: str | os.PathLike[str]) -> None:
-    """Refuse, by an ``InvalidRequest`` with the nearest name, what is neither a bundle nor the name of a model."""
+    """Raise ``InvalidRequest`` with the nearest name for a name that is neither a bundle nor a model."""
     if not is_model(source) and located(source) is None:
         raise _nothing(os.fspath(source))
 
@@ -180,19 +178,19 @@ def ready(
     form: Format | None = None,
     budget: str | int | None = None,
 ) -> Path:
-    """Find a bundle, or make it: pull the model, choose a format that keeps its quality, export it into the cache.
+    """Find a bundle, or create it: pull the model, choose a format that keeps its quality, export into the cache.
 
     Args:
         source: a bundle's folder or name, or a model: folder, .gguf file, hub id, builtin:NAME.
-        progress: is told stage, steps done, all steps, and what is done; None = a bar at a terminal.
-        form: the format of a bundle that is made; None = the fastest that loses at most 1 % of perplexity.
-        budget: the most memory of a bundle that is made, as in ``LoadOptions``; None = what is free.
+        progress: called with the stage, steps done, all steps, and a description; None = a bar in a terminal.
+        form: the format of a new bundle; None = the fastest that loses at most 1 % of perplexity.
+        budget: the maximum memory of a new bundle, as in ``LoadOptions``; None = the free memory.
 
     Returns:
         the bundle's folder.
 
     Raises:
-        QualityError: no format fits the memory, or only one that loses much of the quality.
+        QualityError: no format fits in memory, or only one with a high quality loss.
         ExportError: anything about the model or the disk.
         InvalidRequest: neither a bundle nor a model; the nearest name is suggested.  Or a format for a bundle.
     """
@@ -204,7 +202,7 @@ def ready(
         if form is not None and read_manifest(found).target.format != form:
             raise InvalidRequest(
                 f"{source}: is a bundle in {read_manifest(found).target.format}, and --format {form} was given",
-                "a format is for a model, of which a bundle is made",
+                "only a model takes a format, for a new bundle",
             )
         return found
     require_known(source)
@@ -213,7 +211,7 @@ def ready(
 
 
 def most_bytes(budget: str | int | None) -> int | None:
-    """Return a memory limit in bytes; None = what is free."""
+    """Return a memory limit in bytes; None = the free memory."""
     if budget is None or budget == "off":
         return None
     from edgespec.planning.budget import parse_bytes
@@ -229,26 +227,26 @@ def load(
     progress: Progress | None = None,
     **changes: Unpack[LoadChanges],
 ) -> Engine:
-    """Load a bundle, or a model, of which a bundle is made first.
+    """Load a bundle, or a model, which is exported first.
 
     Args:
         bundle: a bundle's folder or name, or a model: folder, .gguf file, hub id, builtin:NAME.
-        options: how; None = ``LoadOptions`` with its defaults.  What follows is set on top.
-        progress: of the export, if there is one: is told stage, steps done, all steps, and what is done; None = a bar
-            at a terminal.
-        **changes: fields of ``LoadOptions`` (threads, context, strict, device, budget, ...), set on top.
+        options: load options; None = the defaults of ``LoadOptions``.
+        progress: called during an export with the stage, steps done, all steps, and a description; None = a bar in
+            a terminal.
+        **changes: fields of ``LoadOptions`` (threads, context, strict, device, ...); they override ``options``.
 
     Returns:
         an engine; ``with`` closes it at the end.
 
     Raises:
-        BudgetError: the bundle, or the context asked for, does not fit.
-        QualityError: of a model no format fits that keeps its quality; ``edgespec.export`` takes a ``format``.
+        BudgetError: the bundle or the requested context does not fit.
+        QualityError: no format that keeps the quality fits; ``edgespec.export`` takes a ``format``.
         BundleError: something is missing, short, altered or newer than this version, or cannot run here.
-        DeviceError: the device is not there, or gives wrong numbers.
+        DeviceError: the device is missing, or gives wrong numbers.
         ExportError: a model that cannot be exported.
-        InvalidRequest: neither a bundle nor a model, where the nearest name is suggested; a context or an attention
-            that this bundle does not have, an unknown option, or one of another type.
+        InvalidRequest: neither a bundle nor a model (the nearest name is suggested), a context or an attention format
+            that this bundle lacks, an unknown option, or one of another type.
         StoreError: the n-gram store is damaged, newer than this version, or of another tokenizer.
     """
     from edgespec.engine import loading
@@ -277,7 +275,7 @@ def _make(model: str, progress: Progress, form: Format | None, budget: int | Non
     try:
         write_bundle(options, progress)
     except ExportError as error:
-        if error.hint:  # nobody has given -o
+        if error.hint:  # without -o
             error.hint = error.hint.replace("with -o", "with the environment variable EDGESPEC_CACHE")
         raise
     write_staged(_facts(folder), json.dumps({"model": of, "files": files or embedded(of), "format": form or ""}))
@@ -285,7 +283,7 @@ def _make(model: str, progress: Progress, form: Format | None, budget: int | Non
 
 
 def _fits(bundle: Path, budget: int) -> bool:
-    """Whether a bundle that was made of a model fits so many bytes in some way."""
+    """Whether a bundle of a model fits in this many bytes."""
     from edgespec.drafters.registry import complete
     from edgespec.planning.plan import Option, PlanRequest, make_plan
 
@@ -309,7 +307,7 @@ def _nothing(source: str) -> InvalidRequest:
 
 
 def _files(path: Path) -> str:
-    """Digest what a local model consists of; "" where there is none."""
+    """Digest the files of a local model; "" if there are none."""
     if path.suffix == ".gguf" and path.is_file():
         files = [path]
     elif (path / "config.json").is_file() or _named_by_weights(path):

@@ -103,7 +103,7 @@ def test_what_is_neither_bundle_nor_model(command: Command, cache: Path, model: 
 
 @pytest.mark.parametrize("name", ["info", "verify", "bench", "calibrate"])
 def test_every_command_says_what_a_name_may_have_meant(command: Command, cache: Path, model: Path, name: str) -> None:
-    command(name, model).refused(1, "a model, not a bundle", f"edgespec run {model}")
+    command(name, model).refused(1, "a model without a bundle", f"edgespec run {model}")
     library.ready(model)
     command(name, "tinyy").refused(1, "did you mean tiny?")
     os.utime(model / "config.json", (2, 2))
