@@ -202,7 +202,7 @@ def ready(
         if form is not None and read_manifest(found).target.format != form:
             raise InvalidRequest(
                 f"{source}: is a bundle in {read_manifest(found).target.format}, and --format {form} was given",
-                "only a model takes a format, for a new bundle",
+                "a format is for a model, which is exported to a new bundle",
             )
         return found
     require_known(source)
