@@ -95,10 +95,10 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """Plan for the bundles that an export of a model could make, one for each format; from its config.json."""
     from edgespec.export.options import ExportOptions
     from edgespec.export.planned import PlannedSource, planned_bundle, possible_methods
+    from edgespec.export.quantization.native_packing import lacks_packing
     from edgespec.export.source.gguf_files import is_quantized
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import latest_profile
-    from edgespec.runtimes.ort.packing import lacks_packing
 
     draft, context, text_only = options["draft"], options["context"], options["text_only"]
     how: dict[str, Any] = {name: options[name] for name in ("draft", "context", "revision", "text_only")}

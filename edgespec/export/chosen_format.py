@@ -20,6 +20,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.planned import PlannedSource, planned_bundle
 from edgespec.export.quantization.calibrate import sequences
 from edgespec.export.quantization.calibration_text import CalibrationText
+from edgespec.export.quantization.native_packing import lacks_packing
 from edgespec.export.source.gguf_files import is_quantized
 from edgespec.planning.budget import available_memory
 from edgespec.planning.plan import Option, PlanRequest, make_plan
@@ -27,7 +28,6 @@ from edgespec.planning.profiles import latest_profile
 from edgespec.runtimes.files.formats import FILE, Format
 from edgespec.runtimes.files.manifest import TokenizerFacts
 from edgespec.runtimes.files.speech import SpeechPart
-from edgespec.runtimes.ort.packing import lacks_packing
 from edgespec.runtimes.text.codec import TextCodec
 
 

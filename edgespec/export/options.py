@@ -11,13 +11,13 @@ from typing import TypedDict
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.quantization.native_packing import lacks_packing
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import DEVICE_FORMATS, FILE, FOUR_BITS, Format, listed
 from edgespec.runtimes.files.manifest import Layout, Precision
 from edgespec.runtimes.files.operators import WantedOperators
-from edgespec.runtimes.ort.packing import lacks_packing
 
 CALIBRATED: tuple[Format, ...] = FOUR_BITS
 """Formats whose levels are calibrated unless ``quick``: of 8 bits little is lost without."""

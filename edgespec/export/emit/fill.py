@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from edgespec.export.emit.plan import HEADROOM, Matrix, StoragePlan, Stored
 from edgespec.export.quantization import levels as quantize
+from edgespec.export.quantization.native_packing import pack_rows
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.source.stored import FileRows
 from edgespec.runtimes.files.formats import FILE
 from edgespec.runtimes.files.packing import Packed
-from edgespec.runtimes.ort.packing import pack_rows
 
 Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares
 Pieces = Iterator[tuple[NDArray[Any], NDArray[np.float32]]]  # levels [r, ..] and scales [r, ..] of consecutive rows

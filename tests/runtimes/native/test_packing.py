@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.export.quantization.native_packing import pack_rows, unpack_rows
 from edgespec.runtimes.files.formats import FILE_KINDS, GGML, TILE
 from edgespec.runtimes.files.packing import Packed
-from edgespec.runtimes.ort.packing import pack_rows, unpack_rows
 
 gguf = pytest.importorskip("gguf")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import BEST, HYPOTHESES, SkipSet
 from edgespec.errors import EdgespecError
 from edgespec.export.emit.device import add_device_graphs
-from edgespec.export.optimum.model import ForeignModel
+from edgespec.export.optimum.model import OptimumModel
 from edgespec.export.optimum.write import write_foreign
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import SkipSetPart
@@ -53,7 +53,7 @@ def slots(writer: Callable[..., Written], tmp_path_factory: pytest.TempPathFacto
     def model(kind: str) -> Any:
         if kind == "optimum":
             source = write_export(tmp_path_factory.mktemp("export"), hf.CONFIGS[NAME], hf.SEEDS[NAME], positions=True)
-            opened = ForeignModel.open(source, None)
+            opened = OptimumModel.open(source, None)
             folder = tmp_path_factory.mktemp("part")
             made = write_foreign(folder, opened.open_graph(), opened.facts, WeightChoice.of("fp32", None, None))
             return Model(folder, made.part, "plain", 1)
