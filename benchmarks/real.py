@@ -7,10 +7,10 @@ llama-perplexity, built for this processor; NODE a folder in which ``npm install
 prebuilt llama.cpp is faster on some processors.  Every figure beside llama.cpp is beside the faster of the two.
 
 For each model: ``edgespec export FILE``, without options that concern quality, with every method that needs no
-training, and a smaller file of the same tokenizer as draft; ``edgespec verify``; perplexity, KL and top-1 against what
-llama-perplexity says of the same tokens; then decoding of PROMPTS in turns, each runtime in a process of its own,
-greedy, NEW tokens each; a prefill of PREFILL tokens; the peak of resident memory; the seconds of a whole process to
-its first token.  llama.cpp's own speculation with the same draft runs in the same turns.
+training, and a smaller file of the same tokenizer as draft; ``edgespec verify``; perplexity, KL and top-1 of the bundle
+and of llama.cpp (llama-perplexity) against a float32 run of the same file; then decoding of PROMPTS in turns, each
+runtime in a process of its own, greedy, NEW tokens each; a prefill of PREFILL tokens; the peak of resident memory; the
+seconds of a whole process to its first token.  llama.cpp's own speculation with the same draft runs in the same turns.
 """
 
 from __future__ import annotations
@@ -187,33 +187,42 @@ def judge_by_llama(llama: Path, model: Path, text: Path, threads: int, file: Pat
     return Judged.read(file)
 
 
-def quality(bundle: Path, judged: Judged, threads: int) -> dict[str, float]:
-    """Compare a bundle with llama.cpp on the same file and the same tokens."""
+def quality(bundle: Path, model: Path, judged: Judged, threads: int) -> dict[str, Any]:
+    """Compare a bundle and llama.cpp with a float32 run of the same file, on the same tokens."""
     from benchmarks.quality import bundle_variant, read
+    from edgespec.export.bundle.model import write_model
+    from edgespec.export.bundle.model_part import ModelSpec, open_model
     from edgespec.export.measuring.parity import log_softmax
+    from edgespec.runtimes.opening import open_slot
+    from edgespec.runtimes.slots.shared import Model
     from edgespec.runtimes.text.codec import TextCodec
 
     tokens, begin = judged.tokens.astype(np.int64), TextCodec(bundle).encode("")[:1]
     tokens[:, : len(begin)] = begin  # llama-perplexity begins every window so
     half = tokens.shape[1] // 2
-    ours, theirs, kl, same = [], [], [], []
-    with bundle_variant(bundle, threads)[1]() as slot:
-        for at, logits in enumerate(read(slot, tokens)):
-            mine, base = log_softmax(logits[half:-1])[:, : judged.vocab], judged.log_probabilities(at)
-            following = np.arange(len(base)), tokens[at, half + 1 :]
-            ours.append(mine[following])
-            theirs.append(base[following])
-            kl.append((np.exp(base) * (base - mine)).sum(-1))
-            same.append(mine.argmax(-1) == base.argmax(-1))
-    perplexity, reference = (float(np.exp(-np.concatenate(each).mean())) for each in (ours, theirs))
-    return {
-        "perplexity": round(perplexity, 3),
-        "llama_cpp_perplexity": round(reference, 3),
-        "loss_percent": round(100 * (perplexity / reference - 1), 2),
-        "kl": round(float(np.concatenate(kl).mean()), 5),
-        "top1": round(float(np.concatenate(same).mean()), 4),
-        "positions": sum(map(len, ours)),
-    }
+    found: dict[str, dict[str, list[Any]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        exact = write_model(Path(folder), open_model(model, WINDOW), ModelSpec("fp32")).part
+        reference = open_slot(Model(Path(folder), exact, "native", threads))
+        with bundle_variant(bundle, threads)[1]() as slot:
+            windows = enumerate(zip(read(reference, tokens), read(slot, tokens), strict=True))
+            for at, (exactly, logits) in windows:
+                base = log_softmax(exactly[half:-1])[:, : judged.vocab]
+                following = np.arange(len(base)), tokens[at, half + 1 :]
+                for name, one in (
+                    ("float32", base),
+                    ("edgespec", log_softmax(logits[half:-1])[:, : judged.vocab]),
+                    ("llama.cpp", judged.log_probabilities(at)),
+                ):
+                    sums = found.setdefault(name, {"loss": [], "kl": [], "same": []})
+                    sums["loss"].append(-one[following])
+                    sums["kl"].append((np.exp(base) * (base - one)).sum(-1))
+                    sums["same"].append(base.argmax(-1) == one.argmax(-1))
+    made: dict[str, Any] = {"positions": int(tokens.shape[0] * (tokens.shape[1] - half - 1))}
+    for name, sums in found.items():
+        loss, kl, same = (float(np.concatenate(sums[key]).mean()) for key in ("loss", "kl", "same"))
+        made[name] = {"perplexity": round(float(np.exp(loss)), 3), "kl": round(kl, 5), "top1": round(same, 4)}
+    return made
 
 
 # -- a model ---------------------------------------------------------------------------------------------------------
@@ -230,7 +239,7 @@ class Report:
     format: str = ""
     bytes: int = 0
     verified: dict[str, str] = field(default_factory=dict)  # by method
-    quality: dict[str, float] | None = None
+    quality: dict[str, Any] | None = None
     tokens_per_second: dict[str, float] = field(default_factory=dict)
     gain: dict[str, Any] = field(default_factory=dict)  # over our own plain decoding
     over_llama_cpp: dict[str, Any] = field(default_factory=dict)  # over the faster llama.cpp, plain
@@ -368,7 +377,7 @@ def look_at(model: Path, models: Sequence[Path], arguments: argparse.Namespace) 
     if arguments.llama:
         with tempfile.TemporaryDirectory() as folder:
             judged = judge_by_llama(arguments.llama, model, arguments.text, arguments.threads, Path(folder) / "base")
-            report.quality = quality(bundle, judged, arguments.threads)
+            report.quality = quality(bundle, model, judged, arguments.threads)
             del judged
     with runtimes(bundle, model, draft, arguments) as started:
         measure(report, bundle, started, [*report.verified, "auto"], arguments.turns)
@@ -379,20 +388,24 @@ def look_at(model: Path, models: Sequence[Path], arguments: argparse.Namespace) 
 
 def markdown(reports: Sequence[Report]) -> str:
     """Give the table that the pages show."""
-    heads = ("model", "format", "perplexity (llama.cpp)", "top-1", "tokens/s: llama.cpp, plain, best method",
-             "gain of the best method", "over llama.cpp", "prefill (llama.cpp), tokens/s", "peak MiB (llama.cpp)",
-             "first token, s")  # fmt: skip
+    heads = ("file", "format", "perplexity: float32, edgespec, llama.cpp", "KL to float32: edgespec, llama.cpp",
+             "tokens/s: llama.cpp, plain, best method", "gain of the best method", "over llama.cpp",
+             "prefill (llama.cpp), tokens/s", "peak MiB (llama.cpp)", "first token, s")  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for one in reports:
         best = max(one.gain, key=lambda name: one.gain[name]["ratio"])
         rival = one.over_llama_cpp.get("beside", "")
         found = one.quality or {}
+        perplexities, divergences = (
+            ", ".join(str(found[name][key]) for name in names if name in found)
+            for key, names in (("perplexity", ("float32", "edgespec", "llama.cpp")), ("kl", ("edgespec", "llama.cpp")))
+        )
         over = one.over_llama_cpp.get(best, {}).get("ratio", "")
         rates = ", ".join(str(one.tokens_per_second.get(name, "-")) for name in (rival, "edgespec", best))
         lines.append(
-            f"| {one.model} | {one.format} | {found.get('perplexity', '-')} ({found.get('llama_cpp_perplexity', '-')}) "
-            f"| {100 * found.get('top1', 0):.1f} % | {rates} | {best.removeprefix('edgespec, ')} "
-            f"{one.gain[best]['ratio']:.2f}x | {over} | {one.prefill['edgespec']} ({one.prefill.get(rival, '-')}) "
+            f"| {one.model} | {one.format} | {perplexities} | {divergences} | {rates} "
+            f"| {best.removeprefix('edgespec, ')} {one.gain[best]['ratio']:.2f}x | {over} "
+            f"| {one.prefill['edgespec']} ({one.prefill.get(rival, '-')}) "
             f"| {one.peak_mib['edgespec']} ({one.peak_mib.get(rival, '-')}) | {one.first_token_seconds['edgespec']} |"
         )
     return "\n".join(lines)
