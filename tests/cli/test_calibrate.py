@@ -99,7 +99,7 @@ def test_what_a_busy_machine_gave_is_not_used(command: Command, demo: Path, monk
     monkeypatch.setattr(quiet, "BUSY", 1.0)  # no machine is as steady
     first = command("calibrate", demo, *SHORT)
     assert "the machine was busy" in first.out
-    assert "no use of this" in first.out
+    assert "no use of this" in " ".join(first.out.split())
     assert find_profile(read_manifest(demo), LoadOptions(threads=THREADS, context=200)) is None
     again = command("calibrate", demo, *SHORT, "--json")
     assert "calibrating again" not in again.err  # its reasons are in the object

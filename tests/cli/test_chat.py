@@ -60,7 +60,7 @@ def roles(chat: Chat) -> list[str]:
     ("/method magic", "magic"),
     ("/set temprature 1", "did you mean 'temperature'"),
     ("/set temperature hot", "temperature"),
-    ("/set gamma 0", "gamma 0"),
+    ("/set gamma 0", "gamma is 0"),
     ("/set threshold 3", "threshold"),
     ("/set drafts maybe", "expected on or off"),
     ("/set drafts", "/set drafts: expected on or off"),

@@ -98,7 +98,7 @@ def test_what_is_no_local_server(servers: object, part: str, tmp_path: Path) -> 
 
 
 def test_without_somebody_to_ask_no_tool_is_called(command: Command, chatty: Path) -> None:
-    command("run", chatty, "--chat", "--prompt", "x", "--mcp", "y").refused(2, "where each call can be asked for")
+    command("run", chatty, "--chat", "--prompt", "x", "--mcp", "y").refused(2, "where you confirm each call")
 
 
 @pytest.mark.parametrize("typed, said", [("y", "42"), ("n", "does not allow"), ("", "does not allow"), ("a", "42")])

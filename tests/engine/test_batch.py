@@ -133,7 +133,7 @@ def test_a_bad_prompt_ends_a_batch_and_the_next_one_works(engine: Get) -> None:
         made.generate_batch([PROMPTS[0], [10**9], PROMPTS[1]], max_new_tokens=4)
     assert not made.sessions._busy
     assert len(made.generate_batch(list(PROMPTS[:2]), max_new_tokens=4, ignore_eos=True)) == 2
-    with pytest.raises(InvalidRequest, match="batch 0"):
+    with pytest.raises(InvalidRequest, match="batch is 0"):
         made.generate_batch([PROMPTS[0]], batch=0)
 
 

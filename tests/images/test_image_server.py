@@ -112,7 +112,7 @@ def test_the_command_line_reads_pictures(reader: Path, bundles: Callable[..., Pa
     for name, words, message in (
         (reader, ["--image", "none.png"], "is no file"),
         (reader, ["--image", line, "--beams", "2"], "does not work in a chat"),
-        (bundles("native"), ["--image", line], "reads text alone"),
+        (bundles("native"), ["--image", line], "reads only text"),
         (reader, ["--image", line, "--input", "a.jsonl", "--output", "b"], "leave --prompt, --image"),
     ):
         prompt = [] if "--input" in words else ["--prompt", "x"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def judged(url: str, plan: Plan | None = FAST, own: bool = False) -> Judgement:
 
 
 def test_an_honest_server_is_identical(url: str) -> None:
-    found = judged(url, replace(FAST, draws=320))
+    found = judged(url, FAST)
     assert found.verdict == "identical", found.line
     assert found.noise.largest == 0  # native operators give the same bits
     (sampled,) = found.sampled
@@ -77,7 +76,7 @@ def test_without_log_probabilities_draws_are_compared_with_draws(url: str) -> No
 
     def run(fault: Any) -> Judgement:
         with fault:
-            return judge(quiet(SPECULATIVE), quiet(PLAIN), CHOSEN, Options(24, 2, 1, plan=replace(FAST, draws=320)),
+            return judge(quiet(SPECULATIVE), quiet(PLAIN), CHOSEN, Options(24, 2, 1, plan=FAST),
                          lambda *_: None)  # fmt: skip
 
     found = run(nullcontext())

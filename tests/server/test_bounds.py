@@ -317,7 +317,7 @@ def test_a_stream_is_read_by_one_thread_at_a_time(alone: Engine) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no FIFOs in folders")
 def test_a_pipe_among_files_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_regular(tmp_path / "pipe")
-    with pytest.raises(BundleError, match="no regular file"):
+    with pytest.raises(BundleError, match="not a regular file"):
         take_digest(tmp_path / "pipe")

@@ -30,7 +30,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "medusa": {},
     "own": {"method": "medusa", "own_lm_heads": True},
     "blockwise": {"method": "blockwise"},
-    "inner": {"method": "blockwise", "inner": 40},
+    "inner": {"method": "blockwise", "hidden_size": 40},
     "paradecode": {"method": "paradecode"},
 }
 
