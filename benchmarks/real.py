@@ -128,7 +128,11 @@ def serve_lines(bundle: Path, threads: int) -> None:
             if "text" in asked:
                 found: dict[str, Any] = {"tokens": engine.codec.encode(asked["text"])}
             elif "chat" in asked:
-                found = {"tokens": engine.chat_prompt([{"role": "user", "content": asked["chat"]}])}
+                chats = (
+                    engine.codec.chat_template is not None
+                )  # a model that was not tuned for chats gets the bare words
+                words = [{"role": "user", "content": asked["chat"]}]
+                found = {"tokens": engine.chat_prompt(words) if chats else engine.codec.encode(asked["chat"])}
             else:
                 result = engine.generate(asked["tokens"], method=asked["method"], max_new_tokens=asked["new"],
                                          temperature=0, ignore_eos=True)  # fmt: skip
