@@ -201,8 +201,8 @@ MOST_LINES = 12
 def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Path | None, **options: Any) -> None:
     """Say what fits a memory budget, how fast it will be, and why.
 
-    Nothing is loaded: a bundle is planned by its manifest, a model by its config.json.  Speeds rest on what
-    `edgespec calibrate` measured of the device, else on the export's figures or on assumptions, which are named.
+    Nothing is loaded: a bundle is planned by its manifest, a model by its config.json.  Plain speed is memory bandwidth
+    over the bytes that a token reads.  What a method gains is never guessed: calibrate, the export or bench measure it.
 
     \b
     edgespec plan demo --budget 1GiB
@@ -270,6 +270,8 @@ def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile 
     from edgespec.errors import InvalidRequest
     from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
     from edgespec.planning.plan import PlanRequest
+    from edgespec.planning.speed import read_bandwidth
+    from edgespec.runtimes.ort.session import default_threads
 
     if options["budget"] is None:
         budget = foreign.machine.memory if foreign else available_memory().reachable
@@ -289,7 +291,10 @@ def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile 
         device=foreign.device if foreign else options["device"],
     )
     batch = options["batch"] or (4 if options["goal"] == "batch" else 1)
-    return PlanRequest(budget, options["goal"], batch, load, foreign)
+    bandwidth = None
+    if foreign is None and load.device == "cpu":
+        bandwidth = read_bandwidth(load.threads or default_threads())
+    return PlanRequest(budget, options["goal"], batch, load, foreign, bandwidth)
 
 
 def _show(plan: Plan, everything: bool) -> None:
@@ -301,7 +306,7 @@ def _show(plan: Plan, everything: bool) -> None:
     table = Table(box=None, pad_edge=False)
     left_out = () if any(one.kl is not None for one in plan.candidates) else ("KL",)
     sizes = ("context", "peak", "private", "mapped", "tok/s", "speed-up")
-    for title in ("", "format", "KL", "method", "keys", *sizes, "basis"):
+    for title in ("", "format", "KL", "method", "keys", *sizes, "source"):
         side: Any = "right" if title in ("KL", *sizes) else "left"
         if title not in left_out:
             table.add_column(title, justify=side, no_wrap=True)
@@ -317,8 +322,8 @@ def _show(plan: Plan, everything: bool) -> None:
             str(one.use.context),
             *(show_bytes(count) for count in (one.memory.peak, one.memory.private, one.memory.file)),
             f"{rate:.1f}" if rate else "-",
-            f"{one.speed.speedup:.2f}x",
-            one.speed.basis,
+            f"{one.speed.speedup:.2f}x" if one.speed.speedup else "-",
+            one.speed.basis or "",
         )
     console = table_console()
     console.width = max(console.width, 110)  # a narrower table says nothing

@@ -9,7 +9,7 @@ import numpy as np
 from edgespec.drafters.registry import METHODS
 from edgespec.formulas.cost import WORTH, CostModel, speedup
 from edgespec.planning.traffic import pass_weights
-from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts, ModelPart
+from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
 
 # Rows of a cut head -> share of a text's tokens among this many first ids of a byte-level BPE tokenizer: GPT-2's on the
 # answers of a 7B chat model.  Assumed without a text.
@@ -42,13 +42,6 @@ def fastest_size(
     gains = {size: gain(size, coverage(size)) for size in TYPICAL if 2 * size <= draft.vocab}
     best = max(gains, key=gains.__getitem__, default=None)
     return best if best is not None and gains[best] > WORTH * gain(draft.vocab, 1.0) else None
-
-
-def typical_share(part: ModelPart | None) -> float:
-    """Share of a draft's right guesses that its cut LM head still makes, where nothing was measured."""
-    if part is None or not part.cut or part.head_vocab is None:
-        return 1.0
-    return max((share for size, share in TYPICAL.items() if size <= part.head_vocab.size), default=1.0)
 
 
 def first_ids(tokens: Sequence[int]) -> Callable[[int], float]:

@@ -11,8 +11,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.budget import most_tokens, show_bytes
 from edgespec.planning.footprint import Memory, memory_of
-from edgespec.planning.prediction import Speed, speed_of
 from edgespec.planning.profiles import Profile
+from edgespec.planning.speed import Speed, speed_of
+from edgespec.planning.traffic import read_bytes
 from edgespec.runtimes.files.formats import FOUR_BITS, SPECS
 from edgespec.runtimes.files.manifest import Manifest, Operators
 from edgespec.runtimes.files.operators import choose_operators
@@ -51,6 +52,7 @@ class PlanRequest:
     # the bundle's default, and int8 where only that fits
     load: LoadOptions = field(default_factory=LoadOptions)
     profile: Profile | None = None  # another device; None = this one
+    bandwidth: float | None = None  # bytes that the device reads per second, without a profile; None = not known
 
     def operators(self, manifest: Manifest) -> Operators:
         """Those that a bundle is run on there."""
@@ -109,9 +111,8 @@ class PlannedRun:
     @property
     def rate(self) -> float:
         """Tokens per second, or a proportional figure for an unknown device."""
-        manifest = self.option.manifest
-        step = float(manifest.files[manifest.target.weights].size) * SPECS[manifest.target.format].step
-        return self.speed.tokens_per_second or self.speed.speedup / step
+        read = read_bytes(self.option.manifest.target, self.use.operators)
+        return self.speed.tokens_per_second or self.speed.gain / read
 
     @property
     def waits(self) -> bool:
@@ -174,7 +175,8 @@ def _coarser(manifest: Manifest) -> bool:
 
 def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> PlannedRun:
     """Predict the memory and the speed of a way to run a bundle."""
-    memory, speed = request.memory(option, use), speed_of(option.manifest, use, request.profile_of(option))
+    memory = request.memory(option, use)
+    speed = speed_of(option.manifest, use, request.profile_of(option), request.bandwidth)
     coarser = use.attention is not None and request.load.attention is None
     high = option.manifest.target.high_alone and request.load.precision == "full"
     return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser + 2 * high)
@@ -250,6 +252,8 @@ def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
     return Plan(request, tuple(ranked), pick, *_why(pick, ranked, request))
 
 
+_SOURCES = {"calibrated": "as calibrated", "exported": "as its export measured", None: "not measured"}
+
 # -- the pick ----------------------------------------------------------------------------------------------------------
 
 
@@ -299,12 +303,12 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
     }
     words = [goals[request.goal]]
     if request.goal in ("auto", "chat", "batch") and any(one.fits and one.rate > pick.rate for one in ranked):
-        words = ["as fast as the fastest that fits, as far as a prediction tells"]
+        words = ["as fast as the fastest that fits, as far as a prediction can tell"]
     words += [f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
     if pick.use.method == AR:
-        words.append("no method is predicted to be clearly faster than plain decoding")
+        words.append("no method was measured to be clearly faster than plain decoding")
     else:
-        words.append(f"predicted {pick.speed.speedup:.2f}x plain decoding ({pick.speed.basis})")
+        words.append(f"{pick.speed.gain:.2f}x plain decoding, {_SOURCES[pick.speed.basis]}")
     faster = [one for one in ranked if one.rate > WORTH * pick.rate and not one.approximates]
     if best := max((one for one in faster if not one.fits), key=_rate, default=None):
         words.append(f"{best.format} {best.use.method} would be faster but needs {show_bytes(best.memory.peak)}")
@@ -316,8 +320,6 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
         words.append("with the bundle's own keys nothing fits: int8 keys and values change its text a little")
     if pick.approximates & 2:
         words.append("with both planes of its weights nothing fits: the high ones alone are a model of 4 bits")
-    if pick.speed.assumed:
-        words.append(f"assumed: {', '.join(pick.speed.assumed)}")
     room = largest_context(pick.option, pick.use, request)
     all_of_it = f"the model's whole context of {whole} tokens fits this budget"
     hints = [all_of_it if room == whole else f"room for {room} tokens of context in this budget"]
@@ -328,7 +330,10 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
         hints.append(f"{busy}: its times are not used; calibrate again when nothing else runs")
     if one := next((one for one in faster if one.fits and one.waits), None):
         need = one.option.needs[one.use.method]
-        hints.append(f"{one.format} {one.use.method}: predicted {one.speed.speedup:.2f}x, but {need}")
+        hints.append(f"{one.format} {one.use.method}: {one.speed.gain:.2f}x, but {need}")
+    if unknown := dict.fromkeys(one.use.method for one in ranked if one.speed.speedup is None):
+        first = "" if pick.option.export is None else " once it is exported"
+        hints.append(f"not measured: {', '.join(unknown)}; `edgespec bench` measures what they gain{first}")
     return "; ".join(words), tuple(hints)
 
 

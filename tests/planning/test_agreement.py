@@ -29,7 +29,7 @@ def test_the_method_that_is_clearly_best(best: str, monkeypatch: pytest.MonkeyPa
     plan = make_plan([Option(made, "bundle", profile=known)], request)
     assert plan.pick is not None
     assert plan.pick.use.method == best
-    gains = {one.use.method: one.speed.speedup for one in plan.candidates if not one.approximates}
+    gains = {one.use.method: one.speed.gain for one in plan.candidates if not one.approximates}
     assert choose_method(predicting(made, gains), None).name == best
     # and measuring, on a clock of its own, keeps it; a promise that is wrong is corrected, and remembered
     for promises in ({best: 1.8}, {name: 1.8 for name in METHODS[2:] if name != best} | {best: 1.3}):

@@ -23,7 +23,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.planning.buffers import kv_bytes, native_scratch
 from edgespec.planning.footprint import PROCESS, Memory, MemoryPart, memory_of, process_bytes, resident_now
-from edgespec.planning.traffic import head_pass_bytes, weight_size
+from edgespec.planning.traffic import weight_size
 from edgespec.planning.weights import group_bytes, looked_up, needs, stock_weights, weight_parts
 from edgespec.reports.bench import extra_bytes
 from edgespec.runtimes.files.bundle import Bundle
@@ -140,17 +140,16 @@ def test_embeddings_of_layers_are_apart(writer: Callable[..., Written], form: Fo
 def test_bytes_of_weights_are_said_once(
     exported: Callable[..., Path], form: Format, operators: Operators, weight: float
 ) -> None:
-    """Counted by hand: four heads of [128, 128] and an LM head of [1024, 128]; levels, and a scale for each 32."""
+    """Counted by hand: four heads of [128, 128]; levels, and a scale for each 32."""
     bundle = exported(form, operators)
     made = read_manifest(bundle)
     target, (group,) = made.target, made.target.heads
     assert (group.count, target.facts.hidden, target.facts.vocab, target.head_format) == (4, 128, 1024, None)
-    heads, head = int(4 * 128 * 128 * weight), int(1024 * 128 * weight)
+    heads = int(4 * 128 * 128 * weight)
     held = entries(bundle, target)
     assert of({name: size for name, size in held.items() if not name.endswith("bias")}, "medusa") == heads
     assert group_bytes(target, group, operators == "native") == heads
     assert weight_parts(target, made.files).heads == {"medusa": heads}
-    assert head_pass_bytes(target, group, operators) == heads + head
     assert weight_size(form, operators) == weight
     assert extra_bytes(load(bundle, threads=1, check=False), "medusa") == heads
 

@@ -12,8 +12,8 @@ from edgespec.planning import plan as candidates
 from edgespec.planning import profiles as quiet
 from edgespec.planning.footprint import Memory, MemoryPart
 from edgespec.planning.plan import Goal, Option, Plan, PlanRequest, label, largest_context, make_plan
-from edgespec.planning.prediction import Speed
 from edgespec.planning.profiles import Profile
+from edgespec.planning.speed import Speed
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from tests.support.planning import SIZES, manifest, profile
@@ -40,9 +40,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
         total = takes(found.target.format, use.method, use.context, use.attention == "int8", use.batch)
         return Memory((MemoryPart("all", private=total),))
 
-    def speed(found: Manifest, use: RunOptions, profile: Profile | None = None) -> Speed:
+    def speed(found: Manifest, use: RunOptions, profile: Profile | None, bandwidth: float | None) -> Speed:
         plain, gain = RATES[found.target.format], GAINS[use.method]
-        return Speed(gain, plain * gain, plain, None, use.gamma, gain, None, "calibrated")
+        return Speed(gain, plain * gain, plain, None, "calibrated")
 
     monkeypatch.setattr(candidates, "memory_of", memory)
     monkeypatch.setattr(candidates, "speed_of", speed)
@@ -82,7 +82,7 @@ def test_the_fastest_that_fits_is_picked() -> None:
 def test_plain_decoding_where_nothing_is_clearly_faster() -> None:
     plan = make_plan(options("int4", methods=("ar", "ngram")), request(1000 * MIB))
     assert picked(plan) == "int4 ar"  # 1.02x is no gain worth a method
-    assert "no method is predicted to be clearly faster" in plan.reason
+    assert "no method was measured to be clearly faster" in plan.reason
 
 
 def test_of_equally_fast_ones_the_smaller_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_of_equals_the_finer_format_wins(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(RATES, "int4-64", 101.0)
     plan = planned(1000 * MIB, "int4-64", "int4")
     assert picked(plan) == "int4 speculative"
-    assert plan.reason.startswith("as fast as the fastest that fits, as far as a prediction tells;")
+    assert plan.reason.startswith("as fast as the fastest that fits, as far as a prediction can tell;")
     monkeypatch.setitem(RATES, "int4-64", 110.0)
     plan = planned(1000 * MIB, "int4-64", "int4")
     assert picked(plan) == "int4-64 speculative"
@@ -179,7 +179,7 @@ def test_what_has_to_be_made_first_is_not_picked_but_hinted() -> None:
     (option,) = options("int4", methods=("ar", "medusa"))
     plan = make_plan([replace(option, needs={"medusa": "needs trained heads"})], request(1000 * MIB))
     assert picked(plan) == "int4 ar"
-    assert any("medusa: predicted 1.50x, but needs trained heads" in hint for hint in plan.hints)
+    assert any("medusa: 1.50x, but needs trained heads" in hint for hint in plan.hints)
 
 
 def test_batches_count_their_keys() -> None:

@@ -1,4 +1,4 @@
-"""Figures of a busy machine are marked, and nobody predicts by them."""
+"""Figures of a busy machine are marked."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.planning import profiles as quiet
-from edgespec.planning.prediction import speed_of
 from edgespec.planning.profiles import Watch, busy_words, export_busy
-from edgespec.runtimes.options import RunOptions
-from tests.support.planning import manifest, profile
 
 
 @pytest.fixture(autouse=True)
@@ -48,26 +45,3 @@ def test_a_child_is_its_own_work_and_a_stranger_is_not() -> None:
     assert alone > 0
     assert (last := watch.others()) is not None
     assert 0 <= last <= 1
-
-
-def test_nobody_predicts_by_a_busy_profile() -> None:
-    """Neither by one of this machine nor by a file of another; what is used instead is said."""
-    made = manifest()
-    use = RunOptions("ngram", "native", 1024)
-    quiet_one = speed_of(made, use, profile(made))
-    busy = speed_of(made, use, profile(made).model_copy(update={"spread": 2.0}))
-    crowded = speed_of(made, use, profile(made).model_copy(update={"others": 0.5}))
-    assert quiet_one.basis == "calibrated"
-    for found in (busy, crowded):
-        assert found.basis != "calibrated"
-        assert any("the calibration is not used, because the machine was busy" in note for note in found.assumed)
-
-
-def test_nobody_predicts_by_a_busy_export() -> None:
-    cost = {"verify_ms": {"1": 1.0, "6": 2.0}, "plain_ms": 1.0}
-    made = manifest().model_copy(update={"cost": cost})
-    use = RunOptions("ngram", made.target.layout, 1024)
-    assert speed_of(made, use).basis == "exported"
-    busy = made.model_copy(update={"cost": cost | {"spread": 3.0}})
-    assert speed_of(busy, use).basis == "assumed"
-    assert any("the export's times are not used" in note for note in speed_of(busy, use).assumed)

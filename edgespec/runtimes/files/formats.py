@@ -32,8 +32,6 @@ class FormatSpec:
     size: int  # weights of a row that share a scale; 0 = the whole row, or no scale
     # time of a native pass over n rows over that of one row, measured (docs/dev/measurements.md)
     verify: Mapping[int, float]
-    stock_verify: Mapping[int, float] | None = None  # the same of stock operators; None = ``ASSUMED_VERIFY``
-    step: float = 1.0  # time of a byte of weights over that of one of int4's, native operators
     devices: bool = False  # whether graphs for devices have it
 
     @property
@@ -80,15 +78,13 @@ SPECS: dict[Format, FormatSpec] = {
     spec.name: spec
     for spec in (
         FormatSpec("int4", "q4", 0, 4, 32, {1: 1.0, 2: 1.04, 4: 1.13, 8: 1.64, 16: 3.05}, devices=True),
-        FormatSpec("int4-64", "q4x64", 3, 4, 64, {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.6, 16: 2.84}, step=18 / 17),
+        FormatSpec("int4-64", "q4x64", 3, 4, 64, {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.6, 16: 2.84}),
         FormatSpec("int8", "p8", 4, 8, 32, {1: 1.0, 2: 1.08, 4: 1.16, 8: 1.55, 16: 2.2}, devices=True),
         FormatSpec(
             "w8a8", "c8", 2, 8, 0, {1: 1.0, 2: 1.04, 4: 1.05, 8: 1.25, 16: 1.75},
-            {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.48, 16: 2.06},
         ),
         FormatSpec(
-            "fp32", "f32", 18, 32, 0, {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2},
-            {1: 1.0, 2: 1.13, 4: 1.31, 8: 1.6, 16: 2.3}, devices=True,
+            "fp32", "f32", 18, 32, 0, {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2}, devices=True,
         ),
     )
 }  # fmt: skip
