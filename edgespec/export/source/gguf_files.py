@@ -37,6 +37,7 @@ from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, FileRows, O
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")  # of a string, in bytes
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # of tensors, unless general.alignment says otherwise
 
@@ -105,6 +106,18 @@ class _Reader:
         self.at += length
         return self.content[self.at - length : self.at].decode("utf-8")
 
+    def strings(self, count: int) -> list[str]:
+        """Read strings one after another; a vocabulary has hundreds of thousands, so this loop calls nothing of ours."""
+        content, end, at, found, length_at = self.content, len(self.content), self.at, [], _LENGTH.unpack_from
+        for _ in range(count):
+            (length,) = length_at(content, at)
+            at += 8 + length
+            if at > end:
+                raise ValueError(f"a string of {length} bytes goes beyond its end")
+            found.append(content[at - length : at].decode("utf-8"))
+        self.at = at
+        return found
+
     def value(self, kind: int) -> Any:
         if kind in NUMBERS:
             return self.number(NUMBERS[kind])
@@ -121,7 +134,7 @@ class _Reader:
             self.at += count * dtype.itemsize
             return values
         if its == STRING:
-            return [self.string() for _ in range(count)]
+            return self.strings(count)
         raise ValueError(f"an array of type {its}")
 
 
@@ -161,7 +174,8 @@ def write_small_files(
         taken = (*TOKENIZER, *BESIDE)
     else:
         if tokenizer:
-            _write(folder / TOKENIZER[0], describe_tokenizer(file, metadata))
+            # without line breaks: json's encoder in C makes none, and the one in Python takes seconds for a vocabulary
+            _write(folder / TOKENIZER[0], describe_tokenizer(file, metadata), indent=None)
         else:
             check_tokenizer(file, metadata)
         _write(folder / TOKENIZER[1], tokenizer_settings(metadata))
@@ -188,8 +202,8 @@ def _generation(metadata: Metadata) -> dict[str, Any]:
     return found
 
 
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+def _write(path: Path, value: Any, indent: int | None = 2) -> None:
+    path.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", "utf-8")
 
 
 OWN_CHECKPOINT = "for pictures and sound export from the Hugging Face checkpoint"
