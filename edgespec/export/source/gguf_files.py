@@ -107,7 +107,7 @@ class _Reader:
         return self.content[self.at - length : self.at].decode("utf-8")
 
     def strings(self, count: int) -> list[str]:
-        """Read strings one after another; a vocabulary has hundreds of thousands, so this loop calls nothing of ours."""
+        """Read strings one after another: hundreds of thousands in a vocabulary, so the loop makes no calls of ours."""
         content, end, at, found, length_at = self.content, len(self.content), self.at, [], _LENGTH.unpack_from
         for _ in range(count):
             (length,) = length_at(content, at)
