@@ -1,20 +1,21 @@
-"""Drafts as much as is fastest, and nothing where plain decoding is.
+"""Draft as many tokens as is fastest, and none where plain decoding is faster.
 
-Each round verifies the K guesses that maximize
+Each round verifies the K draft tokens that maximize
 
     (1 + sum_{i <= K} prod_{j <= i} a_j) / (d(K) + v(rows(K)))          K = 0 is plain decoding: 1
 
-with a_j = P(guess j is accepted | all before it were), estimated by ``control.estimator`` for each bucket of the
-drafter.  What one request shows counts for it at once, and becomes the prior of the engine's later requests.
+with a_j = P(token j is accepted | all tokens before it were).  ``control.estimator`` estimates a_j for each bucket of
+the drafter.  Results of a request count for it immediately, and become the prior of the engine's later requests.
 
-A drafter that stops by itself knows more of each guess than its position.  It is told the length at most, and what a
-guess more must gain: the tokens that rounds like its last ones give in the time that the guess and its row take.
-Rounds are worth most where every guess gains that much (Dinkelbach's method).  Whether it drafts at all is decided by
-what those rounds gave.
+Some drafters decide themselves when to stop, because they know more about a token than its position.  Such a drafter
+receives the maximum length and the gain that one more token must bring: the tokens that similar rounds give in the
+time of that token and its row.  A round is best if every token gains that much (Dinkelbach's method).  The speed of
+those rounds decides whether the drafter is used.
 
-Guesses of a cheap drafter that are not worth a row are compared with the text that follows: they teach without a pass.
+Draft tokens of a cheap drafter that are not worth a row are compared with the generated text afterwards: they are
+evidence that costs no pass.
 
-``Control`` decides this for one drafter; ``Adaptive`` is the policy over one of them, or over several in turn.
+``Control`` decides this for one drafter.  ``Adaptive`` is the policy over one control or several.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from edgespec.formulas.cost import CostModel
 
 PRIOR = 0.5  # acceptance where nothing is known
 WAIT, LONGEST_WAIT = 16, 128  # plain rounds before a probe; doubled while probes fail
-REST = 8  # rounds for which a costly drafter that is not worth asking is left alone: looking takes time, too
-MOST_BUCKETS = 64  # whose acceptance is kept: some drafters number what they draft with, without end
+REST = 8  # rounds that skip a costly drafter that is not worth asking: asking takes time as well
+MOST_BUCKETS = 64  # maximum number of buckets with recorded acceptance: some drafters number theirs without end
 KEEP, KEEP_ENGINE = 0.97, 0.998  # what a round leaves of the weight of older ones, within a request and beyond
 WEIGHT, WEIGHT_ENGINE = 16.0, 16.0  # guesses that the engine's rates count as in a request, and the given ones there
-ASSUMED = 3.0  # guesses that rates count as which nobody measured
-HOPE, CLOSE = 0.75, 0.85  # standard deviations by which rates are raised where drafting is estimated so near to plain
+ASSUMED = 3.0  # weight, in draft tokens, of assumed rates that were never measured
+HOPE, CLOSE = 0.75, 0.85  # standard deviations added to the rates if drafting is estimated this close to plain decoding
 _PACE = 48.0  # plain steps that the prior of a pace counts as
 _PROBE = 2  # guesses of a probe
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting helps
@@ -49,14 +50,14 @@ _PENDING = 8  # proposals of a cheap drafter that wait for the text to judge the
 
 @dataclass
 class Bucket:
-    """What a request has shown of one bucket of a drafter's guesses."""
+    """Results of one request for one bucket of a drafter."""
 
     base: Rates  # rates that the request began with
     known: bool  # whether these were measured
     weight: float  # guesses that they count as
     evidence: Evidence = NOTHING
-    rates: list[float] | None = None  # by both; None = to be estimated anew
-    pace: Pace = field(default_factory=Pace)  # where the drafter stops by itself
+    rates: list[float] | None = None  # from both; None = estimate again
+    pace: Pace = field(default_factory=Pace)  # for a drafter that decides when to stop
     wait: int = WAIT  # plain rounds before the next probe
     waited: int = 0  # plain rounds since the last one
     probing: bool = False  # a probe is being verified
@@ -93,15 +94,15 @@ _RESTING = Decision()  # it is not even looked
 
 
 class Control:
-    """Decides how much of one drafter's guessing is worth verifying.
+    """Decides how many tokens of one drafter are worth verifying.
 
-    A cheap drafter proposes first, and its proposal is cut according to its bucket; a costly one is told its budget,
-    which may be none.  Requests whose seeded text would depend on earlier ones (rejection sampling: the number of
-    guesses decides which random numbers are used) begin with what was given, and leave nothing behind.
+    A cheap drafter proposes first, and its proposal is cut according to its bucket.  A costly one receives its budget
+    in advance, which may be 0.  Some seeded requests depend on the number of draft tokens, which decides the random
+    numbers used (rejection sampling).  They start from the given values, and leave no trace in later requests.
 
-    ``learned`` is what the engine knows, or the costs d and v where it knows nothing yet; ``gamma_max``: most guesses,
-    whatever the budget; ``fallback``: False = always draft at least one guess; ``prior``: acceptance to start from, one
-    for all positions or one for each.
+    ``learned`` is the engine's record, or the costs d and v if it has none yet.  ``gamma_max`` limits the draft tokens
+    of a round for every budget.  With ``fallback`` False, each round drafts at least one token.  ``prior`` is the
+    acceptance to start from: one for all positions, or one for each.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Control:
     def speed(self, budget: int) -> float:
         """Estimate tokens per plain step of its next rounds at the best length, which may be below plain decoding's 1.
 
-        Of a cheap drafter these are the rounds without a guess, too.
+        For a cheap drafter, this includes the rounds without draft tokens.
         """
         if self._cheap:
             before = estimator.pace_with(_PLAIN_PACE, _LOOKS, self._known.pace)
@@ -215,7 +216,7 @@ class Control:
         return estimator.best_length(self._rates(record), costs)[2]
 
     def price(self, proposal: Proposal | None) -> float:
-        """Predict the plain steps of a round over its proposal, whatever is accepted; None = it made none."""
+        """Predict the time of a round with its proposal, in plain steps; None = it made no proposal."""
         if proposal is None:
             return 1.0
         depth = max(proposal.deepest, 1) if self._ahead else proposal.deepest
@@ -275,7 +276,7 @@ class Control:
                 rates = estimator.hopeful(rates, record.weight, record.evidence, HOPE)
                 best, speed, _ = estimator.best_length(rates, costs, required, limit)
             return best, speed if best else highest, rates[0]
-        # what may be risked, and the speed that rounds had of a drafter that stops by itself
+        # the time to risk, and the measured speed of rounds, for a drafter that decides when to stop
         speed = self._pace(record, costs).speed
         most = next((n for n in range(len(costs) - 1, 0, -1) if costs[n] - 1 <= limit), 0)
         return most if speed > required else 0, speed, rates[0]
@@ -388,9 +389,9 @@ class Control:
             record.waited += 1 + self._rest
 
     def _count_guesses(self, decision: Decision | None, proposal: Proposal, right: int, tested: int) -> None:
-        """Add what was accepted.
+        """Add the result of a round.
 
-        Of a drafter that runs ahead, a step that found no guess counts as a wrong one: it took the time of one.
+        A drafter that runs ahead took the time of one draft token even in a step without one: it counts as rejected.
         """
         record, known = self._bucket(proposal.bucket), self._known
         if self._ahead and decision is not None and right == len(proposal) < decision.length:
@@ -416,7 +417,7 @@ class Control:
             self.cost.observe_verify(time.rows, time.verify_ms)
             return
         steps = 1 if self._at_once else proposal.deepest
-        if self._ahead:  # part of the pass over the first row ran while drafting, too
+        if self._ahead:  # part of the pass over the first row also ran while drafting
             self.cost.observe_round(time.rows, max(steps, 1), time.draft_ms + time.verify_ms)
             return
         self.cost.observe_verify(time.rows, time.verify_ms)
@@ -470,7 +471,7 @@ class Control:
 
     @property
     def details(self) -> list[str]:
-        """What was counted, and what the drafter adds; a sentence each."""
+        """Return the counts, and the drafter's remark; a sentence each."""
         counted = f"{self.drafter.name}: {self.drafted} rounds with guesses, {self.plain} without, {self.probes} probes"
         return [counted, *filter(None, [self.drafter.reason])]
 

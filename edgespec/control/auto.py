@@ -1,16 +1,16 @@
-"""Method auto: the candidate of the highest estimated speed drafts; another takes its place where it is clearly faster.
+"""Method auto: draft with the candidate of the highest estimated speed; switch if another is clearly faster.
 
-One candidate is in use at a time, under adaptive control of its own; costly others are neither asked nor told
-anything, and are not even loaded before their turn.  All are compared by one estimate, tokens per plain step
-(``Control.speed``): the export's acceptance and prices first, then what the engine's requests have shown.  What the
-one in use gave by the clock corrects its own estimate.  A candidate that was left is not taken up again in the same
-request while another one gains.  A cheap candidate goes on looking at the text, if that takes next to no time: what its
-guesses would have been worth is known without a pass.
+One candidate is in use at a time, under its own adaptive control.  Costly candidates get no calls before their turn,
+and are not even loaded.  All are compared by one estimate, in tokens per plain step (``Control.speed``).  It starts
+from the acceptance and costs that export measured, then follows the engine's requests.  The measured speed of the
+candidate in use corrects its own estimate.  A candidate that was left is not used again in the same request while
+another one gains.  A cheap candidate keeps proposing without verification, if that takes almost no time: the later
+text shows the value of its proposals.
 
-Every candidate has a budget of plain steps.  It starts with a few, a small share of every round written is added, and
-what a round of its guessing takes beyond the tokens that it brings is paid from it; what it saves is put back.  At most
-half of it is staked on one round.  So a text on which nothing can be gained costs the budgets and that share and no
-more, by construction, while a candidate that gains has a full budget and is not limited at all.
+Every candidate has a budget of plain steps.  The budget starts with a few steps, and every generated round adds a small
+share.  A round that takes longer than its tokens are worth reduces the budget; a round that saves time refills it.  One
+round may risk at most half of the budget.  So a text without any gain costs at most the budgets and that share, by
+construction.  A candidate that gains has a full budget and no limit.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from edgespec.decoding.stats import PLAIN, Stats
 from edgespec.drafters.registry import AR, AUTO
 
 SHARE = 0.012  # of all rounds: plain steps that looking may cost in the long run, all candidates together
-TRIED = 1.0  # estimated speed from which a method is tried: it may have been estimated from another text
-PAYS = 1.01  # speed from which a method is kept
+TRIED = 1.0  # minimum estimated speed to try a method: the estimate may come from a different text
+PAYS = 1.01  # minimum speed to keep a method
 CHECK = 16  # rounds between two judgements
 _RIVAL, _UNTRIED = 1.05, 1.0  # how much more than the one in use another must be estimated at, tried here or not
 _RETURN = 1.3  # the same of one that was left in this request
-_BELIEF = 32.0  # plain steps that the estimate counts as beside what rounds in use gave
+_BELIEF = 32.0  # weight, in plain steps, of the estimate compared with measured rounds
 _KEEP = 0.985  # what a round leaves of the weight of older ones
 _OFF = 2.0  # clip a round's measured time to within this factor of the estimate: it was interrupted, or caught up
 _LOOK = 0.25  # most plain steps that looking without a guess is counted as
@@ -49,7 +49,7 @@ class Candidate:
     promise: float  # estimated speed over plain decoding before its drafter is made
     make: Callable[[], Control]  # builds its drafter, loading what that needs; called at its first turn
     cheap: bool = False  # whether looking without guessing costs next to nothing
-    # it must be shown a text from its beginning, so it is not taken up in the middle of a request
+    # it needs a text from its beginning, so it never starts in the middle of a request
     from_start: bool = False
     standing: Standing = field(default_factory=Standing)  # in all sessions of an engine
     control: Control | None = None  # once it was made
@@ -71,11 +71,11 @@ class InUse:
 
 
 class Auto(Adaptive):
-    """Drafts by the candidate that is fastest.
+    """Drafts with the fastest candidate.
 
-    What was learned stays from request to request, but for texts that depend on how much is guessed (rejection
-    sampling with a seed): those start from the predictions, and are decided by counts and given costs, never by the
-    clock. Without ``fallback`` the first candidate always drafts, and only a failure makes way for another.
+    Results stay from request to request, with one exception: texts that depend on the number of draft tokens (rejection
+    sampling with a seed).  These start from the predictions, and use counts and given costs, never the clock.  Without
+    ``fallback`` the first candidate always drafts, and only a failure switches to another.
     """
 
     switches = True
@@ -104,7 +104,7 @@ class Auto(Adaptive):
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def begin(self, request: DraftRequest, stats: Stats, first: Sequence[Drafter] = ()) -> None:
-        """Take up the candidate of the highest estimate; what earlier requests showed may have left none."""
+        """Start with the candidate of the highest estimate; earlier requests may have excluded all of them."""
         self._reset(stats, first)
         self._seeded = request.params.seeded_rejection
         if self._seeded:
@@ -148,7 +148,7 @@ class Auto(Adaptive):
                 continue
             try:
                 control = self._made(at)
-            except Exception:  # if it is taken up, it fails there, and is counted
+            except Exception:  # the failure is counted when it becomes the candidate in use
                 self._out.add(at)
                 continue
             asks.append(Ask(control.drafter, min(budget, control.gamma_max), reviewed=True, looks=True))
@@ -232,7 +232,7 @@ class Auto(Adaptive):
             else:
                 measured = (draft_ms + time.verify_ms) / plain_ms
                 took = min(max(measured, took / _OFF), took * _OFF)
-        # a clock that is off must not let it look for nothing
+        # a wrong clock must not make a candidate free of charge
         self._standings[using.which].charge(max(took, expected) - tokens)
         using.pace = pace_after(using.pace, tokens, took, _KEEP)
         using.rounds += 1
@@ -247,7 +247,7 @@ class Auto(Adaptive):
         return pace_with(Pace(self.estimate(which), 1.0), _BELIEF, self._in_use.pace).speed
 
     def _judge(self, control: Control) -> None:
-        """Go on with the candidate in use, or change."""
+        """Keep the candidate in use, or switch."""
         using = self._in_use
         assert using.which is not None
         mine, name, gain = self._standings[using.which], self.candidates[using.which].name, self.gain()
@@ -283,9 +283,9 @@ class Auto(Adaptive):
         self._change(self._next() if which is None else which, f"as {candidate.name} {note}")
 
     def _hope(self, which: int) -> float:
-        """Estimate a candidate's speed; one that did not pay before is owed another look once its time has come.
+        """Estimate a candidate's speed; one that was too slow before gets another try after its waiting time.
 
-        One that looks on all the time is owed none: it is known what it would gain.
+        One that keeps proposing without verification gets none: its gain is known.
         """
         estimate = self.estimate(which)
         if self._looks_on(which):
@@ -380,7 +380,7 @@ class Auto(Adaptive):
 
     @property
     def details(self) -> list[str]:
-        """What was changed, estimates, and what the method in use adds; a sentence each."""
+        """Return the switches, the estimates, and details of the method in use; a sentence each."""
         changes = [f"from round {at['round']} {at['to']}, {at['why']}" for at in self._stats.switches]
         figures = ", ".join(f"{one.name} {self.estimate(at):.2f}x" for at, one in enumerate(self.candidates))
         inner = self.controls[0].details if self.controls else []

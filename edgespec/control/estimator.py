@@ -46,7 +46,7 @@ def learn(evidence: Evidence, right: int, tested: int, keep: float) -> Evidence:
 
 
 def measured(rates: Rates, positions: int) -> Evidence:
-    """Return the counts behind ``rates`` that were measured on chains after so many ``positions``."""
+    """Return the counts that ``rates`` come from, if measured on chains after ``positions`` positions."""
     tested, left = [], float(positions)
     for rate in rates:
         tested.append(left)
@@ -116,7 +116,7 @@ def best_length(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Discounted sums over rounds of a drafter that stops by itself: tokens, and time in plain steps."""
+    """Discounted sums over rounds of a drafter that decides when to stop: tokens, and time in plain steps."""
 
     tokens: float = 0.0
     steps: float = 0.0

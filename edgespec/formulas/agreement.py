@@ -1,8 +1,8 @@
 """Decide whether two different texts are the same except for rounding.
 
-Rows of a pass may be rounded otherwise than a row alone.  Then the likeliest token changes only where two tokens were
-about as likely: a near-tie.  `edgespec verify` measures in standard deviations of a row of logits, `edgespec judge` in
-nats of log-probabilities; the rule is the same.
+Rounding may differ between a row of a larger pass and a pass over a single row.  Then the most probable token changes
+only if two tokens were about equally probable: a near-tie.  `edgespec verify` measures in standard deviations of a row
+of logits, `edgespec judge` in nats of log-probabilities; the rule is the same.
 """
 
 from __future__ import annotations

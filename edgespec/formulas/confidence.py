@@ -1,8 +1,8 @@
-"""How often a guess is right that its draft gives so much probability, and whether another guess after it pays.
+"""Estimate how often a draft token of a given probability is accepted, and whether one more token is worth it.
 
-One more guess is right with the chance that all guesses before it are, times that of a guess.  It pays where that is
-more than the tokens which decoding would write in the time that it takes (arXiv 2409.00142 and 2405.19715 stop drafts
-by predicted acceptance; here the prediction is counted, and its bound is the clock's).
+The next draft token is accepted if all tokens before it are, and it is itself: the probabilities multiply.  It is worth
+its time if this product exceeds the tokens that decoding would generate in the same time.  (arXiv 2409.00142 and
+2405.19715 stop drafts by predicted acceptance; here the prediction is counted, and the bound is measured time.)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of a draft's probability, between the ranges that are counted apart
+BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # upper bounds of the ranges of draft probability
 _PRIOR = (0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # high planes of small models, greedy
 _LIKE = 8  # guesses of a range that its prior counts as
 _DECAY = 0.99
@@ -42,7 +42,7 @@ class Confidence:
 
 
 def counted(probabilities: Sequence[float], right: Sequence[bool]) -> list[float]:
-    """Count tested guesses by their draft's probability -> ``rates``, in which what is assumed counts, too."""
+    """Count tested draft tokens by their draft's probability -> ``rates``, which include the assumed prior."""
     sums, seen = [_LIKE * rate for rate in _PRIOR], [_LIKE] * len(_PRIOR)
     for probability, good in zip(probabilities, right, strict=True):
         at = bisect_right(BOUNDS, probability)

@@ -1,4 +1,4 @@
-"""What speculation costs and gains: the formulas, and the measured numbers to put into them.
+"""Formulas for the cost and gain of speculation, and the measured numbers to put into them.
 
     speedup = E(a, gamma) / (gamma * c + v(gamma + 1))
 
@@ -28,9 +28,9 @@ ASSUMED_DRAFT = 0.05
 WORTH = 1.05  # predicted gain below which a plan does not pick a drafting method
 
 WINDOW = 15  # latest timings of a size; their median is not moved by a pass that the system interrupted
-_KNOWN = 3  # timings of a size before it can be told that it changed
-_SIZES = 32  # pass sizes whose timings are kept: batches have many, and every drafter a model of its own
-_IN_A_ROW, _BEYOND = 5, 1.25  # so many passes, all so far off in one direction: another speed
+_KNOWN = 3  # timings of a size that are needed to detect a change
+_SIZES = 32  # pass sizes whose timings are kept: batches have many sizes, and every drafter has its own model
+_IN_A_ROW, _BEYOND = 5, 1.25  # this many passes in a row, all this far off in one direction: the speed has changed
 
 ENOUGH = 3  # timings before they count
 _REFRESH = 8  # timings between two evaluations of the medians
@@ -235,7 +235,7 @@ class CostModel:
         one = ms[smallest] / _interpolate(list(self._given.items()), smallest)
         self._plain_ms = one
         points = self._given | {n: time / one for n, time in ms.items()} | {1: 1.0}
-        # What was measured is kept; a given point between measured ones may contradict them.
+        # Measured points stay; a given point between measured ones may contradict them.
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}
         self._points, self._table = rising(known), array("d")
         if drafts := {k: median(times) / one for k, times in self.timings.drafts.items() if len(times) >= ENOUGH}:
@@ -298,7 +298,7 @@ def medians(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
 
 
 def measure_all(run: Callable[[int], object], sizes: Iterable[int], repeats: int = 7) -> dict[int, list[float]]:
-    """Time passes of several sizes, ``run(n)`` for each, in turns after one that is not timed -> {n: milliseconds}."""
+    """Time passes of several sizes, interleaved, ``run(n)`` for each, after an untimed one -> {n: milliseconds}."""
     return time_turns({n: partial(run, n) for n in sizes}, 0.0, least=repeats, most=repeats)
 
 

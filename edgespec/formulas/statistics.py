@@ -65,7 +65,7 @@ def pearson(counts: Mapping[Any, int], expected: Mapping[Any, float]) -> Fit:
             cells.append((chance * total, counts.get(cell, 0)))
     if rest >= LEAST:
         cells.append((rest, rest_seen))
-    elif cells and rest > 0:  # too little to stand alone: with the smallest of the others
+    elif cells and rest > 0:  # too few for their own cell: merge them with the smallest cell
         least = min(range(len(cells)), key=lambda at: cells[at][0])
         cells[least] = (cells[least][0] + rest, cells[least][1] + rest_seen)
     if len(cells) < 2:
