@@ -32,8 +32,8 @@ class Audio:
         """Read a file (wav, flac, ogg, mp3, m4a, webm), its bytes, or samples; see ``reading.pieces`` for errors.
 
         Args:
-            source: of an array: samples [n] or [n, channels].
-            rate: of an array, samples a second; a file has its own.
+            source: a file, bytes, or an array of samples, [n] or [n, channels].
+            rate: of an array, in samples per second; a file has its own.
         """
         return cls(np.concatenate(list(pieces(source, rate))))
 
@@ -52,13 +52,13 @@ class Audio:
         return hashlib.sha256(b"sound" + np.ascontiguousarray(self.samples).tobytes()).digest()
 
     def text(self, part: SoundPart) -> str:
-        """Write what stands for it in a text.
+        """Return the text that represents it in a prompt.
 
         Args:
             part: the sound part of a bundle's model.
 
         Raises:
-            InvalidRequest: it is longer than the model hears at once.
+            InvalidRequest: it is longer than the model accepts at once.
         """
         rows = part.front.rows(frames_of(len(self.samples), part.front))
         if rows > part.most:
@@ -69,4 +69,4 @@ class Audio:
         return part.words.begin + part.words.token * rows + part.words.end
 
     def forget(self) -> None:
-        """Free what was made of it: nothing is kept."""
+        """Free derived data: there is none."""

@@ -19,14 +19,14 @@ from edgespec.runtimes.audio.reading import RATE, Samples
 from edgespec.runtimes.files.manifest import FeaturePart
 
 WINDOW, HOP = 400, 160  # samples: 25 ms every 10 ms
-SECONDS = 30  # that a model hears at once
+SECONDS = 30  # length of a model's input
 WINDOW_SAMPLES = SECONDS * RATE
 _SIDE = WINDOW // 2  # what the first and the last frame see beyond the ends is mirrored
 _AT_ONCE = 256  # frames: their spectra stay in a processor's cache
 _ROWS = 8
 _QUIETEST = np.float32(1e-10)
-_LINEAR, _STEP = 1000.0, 200 / 3  # Hz up to which the mel scale is linear, and Hz a mel there
-_LOG_STEP = np.log(6.4) / 27  # of the frequency's logarithm a mel, above
+_LINEAR, _STEP = 1000.0, 200 / 3  # end of the mel scale's linear part in Hz, and Hz per mel there
+_LOG_STEP = np.log(6.4) / 27  # step of the frequency's logarithm per mel, above
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ def log_mel(pieces: Iterable[Samples], bins: int, least: int = WINDOW_SAMPLES) -
     """Compute the features of a recording.
 
     Args:
-        pieces: float32 [m] each, one channel at 16,000 samples a second.
+            pieces: float32 [m] each, one channel at 16,000 samples per second.
         bins: bands; 80, or 128 for models from large-v3 on.
         least: samples; a shorter recording is filled up with silence.
 
@@ -69,7 +69,7 @@ def _joined(pieces: list[Samples]) -> Samples:  # [n, bins] each -> [all, bins]
 
 
 def encoder_rows(mels: NDArray[np.float32], part: FeaturePart) -> NDArray[np.float32]:  # [frames, bands]
-    """Lay out features as an encoder behind two convolutions reads them, as ``FeaturePart`` says.
+    """Arrange features as input of an encoder after two convolutions; see ``FeaturePart``.
 
     Returns float32 [frames // 2, 3 * columns].
     """
@@ -82,7 +82,7 @@ def encoder_rows(mels: NDArray[np.float32], part: FeaturePart) -> NDArray[np.flo
 
 
 def _power(frames: Floats) -> Samples:  # [n, 400] -> [n, 201]
-    """Square the spectrum.  It is computed in float64: what is quiet beside something loud would be lost in float32."""
+    """Square the spectrum, computed in float64: float32 would lose quiet parts in the presence of loud ones."""
     squares = np.square(np.fft.rfft(frames).view(np.float64))  # real and imaginary parts in turn
     return (squares[:, ::2] + squares[:, 1::2]).astype(np.float32)
 

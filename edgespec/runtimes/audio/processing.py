@@ -1,4 +1,4 @@
-"""From a recording to rows of a decoder that hears: features, and what tower and projector are given of them.
+"""Turn a recording into rows of a decoder that accepts audio: features, and inputs of tower and projector.
 
 Features are Whisper's.  Voxtral's tower is Whisper's encoder over windows of 30 s (``features.encoder_rows``);
 Qwen3-ASR has convolutions over chunks of a second in front of a tower that sees windows (``ChunkedFrontend``).
@@ -22,12 +22,12 @@ TOWER, PROJECTOR, FIRST = 0, 1, 2
 
 
 def frames_of(samples: int, front: WhisperFrontend | ChunkedFrontend) -> int:
-    """Count the frames that are heard of so many samples."""
+    """Count the frames of ``samples`` samples that the model reads."""
     return -(-samples // HOP) if isinstance(front, WhisperFrontend) else max(samples, front.least) // HOP
 
 
 def sound_features(samples: Samples, front: WhisperFrontend | ChunkedFrontend) -> Rows:  # [n] -> [frames, bands]
-    """Compute the features of a recording, with silence behind it where the model was made so."""
+    """Compute the features of a recording; add silence at the end if the model was trained with it."""
     if isinstance(front, WhisperFrontend):
         window = front.features.frames * HOP
         return log_mel([samples], front.bands, least=-(-len(samples) // window) * window)
@@ -63,6 +63,6 @@ def _window(
 
 
 def squares(x: Rows) -> Rows:  # [a, b, channels] -> [a / 2 * b / 2, 9 * channels], both sizes rounded up
-    """Lay squares of 3 x 3, 2 apart and with zeros around, side by side: what a convolution multiplies."""
+    """Return the im2col matrix of a 3x3, stride-2, zero-padded convolution."""
     seen = sliding_window_view(np.pad(x, ((1, 1), (1, 1), (0, 0))), (3, 3), axis=(0, 1))[::2, ::2]
     return np.ascontiguousarray(seen.transpose(0, 1, 3, 4, 2)).reshape(-1, 9 * x.shape[2])

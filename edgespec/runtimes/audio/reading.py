@@ -1,9 +1,9 @@
-"""Sound as a model hears it: one channel, 16,000 samples a second, from a file, from bytes or from an array.
+"""Read sound as a model's input: one channel at 16 kHz, from a file, from bytes or from an array.
 
-A file is read piece by piece, so that what is held does not grow with its length.  WAV files of 16-bit PCM at 16,000
-samples a second need the standard library alone; other files are read by libsndfile and other rates are converted by
-soxr, both of the extra ``audio``.  Containers of videos and phones (m4a, mp4, webm) are read by FFmpeg's libraries, by
-PyAV of the extra ``media``.  FFmpeg knows formats that name other files, so it is told which one to expect.
+A file is read piece by piece, so memory does not grow with its length.  WAV files of 16-bit PCM at 16 kHz need only
+the standard library.  libsndfile reads other files and soxr converts other rates; both come with the extra ``audio``.
+FFmpeg's libraries read containers of videos and phones (m4a, mp4, webm), through PyAV of the extra ``media``.  FFmpeg
+knows formats that name other files, so the caller states the expected format.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest, install_hint
 
-RATE = 16_000  # samples a second
+RATE = 16_000  # samples per second
 MOST_HOURS = 4.0
 PIECE = 1 << 16  # frames that are read at once
-RATES = 2_000, 400_000  # samples a second that a recording may have
+RATES = 2_000, 400_000  # minimum and maximum samples per second of a recording
 MOST_CHANNELS = 64
 EXTRA = install_hint("audio")
 MEDIA = f"{install_hint('media')}, or convert it first, as in `ffmpeg -i talk.m4a talk.wav`"
@@ -39,11 +39,11 @@ def pieces(sound: Sound, rate: int = RATE, most_hours: float = MOST_HOURS) -> It
 
     Args:
         sound: a file, its bytes, or samples [n] or [n, channels]: floats from -1 to 1, or 16-bit integers.
-        rate: of an array, samples a second; a file has its own.
-        most_hours: a longer recording is refused, once so much of it was read.
+            rate: of an array, in samples per second; a file has its own.
+            most_hours: maximum length; a longer recording is refused once this much was read.
 
     Yields:
-        float32 [m], m >= 1: one channel (the mean of all), ``RATE`` samples a second.
+            float32 [m], m >= 1: one channel (the mean of all), ``RATE`` samples per second.
 
     Raises:
         InvalidRequest: no such file, one that holds no sound or cannot be read, nothing in it, NaN or infinite
@@ -85,7 +85,7 @@ def _cut(samples: Samples) -> Iterator[Samples]:
 
 
 def _checked(name: str, rate: int, channels: int) -> int:
-    """Return ``rate``, if a recording may have it, and so many channels."""
+    """Return ``rate``, if a recording may have it and ``channels``."""
     if not RATES[0] <= rate <= RATES[1]:
         raise InvalidRequest(f"{name} has {rate} samples a second: expected {RATES[0]} to {RATES[1]}")
     if not 1 <= channels <= MOST_CHANNELS:
@@ -123,7 +123,7 @@ def _pcm(file: Any) -> Iterator[wave.Wave_read | None]:
 
 
 def _wave_frames(plain: wave.Wave_read) -> Iterator[Samples]:
-    """float32 [m, channels], until the file ends, whatever its header says."""
+    """Yield float32 [m, channels] until the file ends; the length in its header may be wrong."""
     channels = plain.getnchannels()
     while data := plain.readframes(PIECE):
         whole = len(data) // (2 * channels) * channels

@@ -19,10 +19,10 @@ MOST_VOICE = 64  # characters
 
 
 def speech_prompt(part: SoundCodes, codec: TextCodec, text: str, voice: str | None = None) -> list[int]:
-    """Write down what is to be spoken -> token ids; ``voice``: None = the model's usual one.
+    """Write the prompt for a spoken text -> token ids; ``voice``: None = the model's default voice.
 
     Raises:
-        InvalidRequest: nothing to say, or what is no name.
+        InvalidRequest: an empty text, or an unknown voice.
     """
     voice = part.voices[0] if voice is None else voice
     if not text.strip():
@@ -53,7 +53,7 @@ class Windows:
         self._rest: Samples | None = None
 
     def push(self, tokens: Sequence[int]) -> Iterator[Samples]:
-        """Take tokens -> sound of the frames that are whole now; a token that is no code of its place is left out."""
+        """Add tokens -> sound of the frames that are complete now; skips tokens that are not codes of their place."""
         for token in tokens:
             place = len(self._codes) % self._places
             code = token - self._first - place * self._levels
@@ -63,7 +63,7 @@ class Windows:
                     yield self._next()
 
     def finish(self) -> Iterator[Samples]:
-        """Give the rest; codes behind the last whole frame are none."""
+        """Return the rest; codes after the last complete frame are dropped."""
         if self._rest is None and (frames := len(self._codes) // self._places):
             self._rest = self._decode(self._window(0, frames), 0)
         if self._rest is not None:
@@ -81,7 +81,7 @@ class Windows:
 
 
 class FrameRule:
-    """A constraint of a model that speaks: behind a code comes one of the next place, or the end."""
+    """A constraint of a speech-output model: after a code comes one of the next place, or the end."""
 
     scored = False  # log-probabilities are the model's
 

@@ -1,7 +1,7 @@
-"""The user's cache: weights converted for other operators, and what was measured or tried once; kept below a limit.
+"""The user's cache, of limited size: weights converted for other operators, and results measured or tried once.
 
-Removed entries are recreated when needed.  Beyond the limit the converted weights go, those whose bundle is
-gone first, then those that were used longest ago; the rest is small, but for prompts, which have a limit of their own
+Removed entries are recreated when needed.  Beyond the limit, converted weights are removed: first those whose bundle
+no longer exists, then the least recently used.  Other entries are small, except prompts, which have a separate limit
 (``prompts``).
 """
 

@@ -1,7 +1,7 @@
-"""Files that run, and their comparison with SHA-256: digests are remembered while the files do not change.
+"""Compare files with their SHA-256 before use, and store the digests while the files do not change.
 
-A digest is taken again when device, inode, size or time of change of its file are others than they were then.  Times of
-change (``st_ctime``) are set by the kernel alone, so a file of the same size and the same time of modification is seen.
+A digest is computed again when device, inode, size or time of change of its file differ from the stored ones.  Only
+the kernel sets times of change (``st_ctime``), so a changed file of equal size and modification time is detected.
 They are trusted only
 
 * on Linux and on file systems whose kernel code keeps them, writes through mappings included; elsewhere (Windows,
@@ -46,7 +46,7 @@ class FileStat(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> FileStat:
-        """Of a file's status."""
+        """Return the fields of a file's status."""
         changed = found.st_ctime_ns if _POSIX else max(found.st_ctime_ns, found.st_mtime_ns)
         return cls(found.st_dev, found.st_ino, found.st_size, changed)
 

@@ -1,7 +1,7 @@
 """Bounded readers for untrusted JSON files: bundles, models, adapters, heads, profiles, caches.
 
-Input that is too large, too deep, not finite, ambiguous or against the schema is one error of the caller's kind, which
-names the expectation.
+Input that is too large, too deep, not finite, ambiguous or against the schema raises an error of the caller's kind,
+which names the expectation.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 
 class SkipSetPart(Part):
-    """Layers whose attention / MLP a self-draft leaves out, and those of which it reads the high planes alone."""
+    """Layers whose attention / MLP a self-draft skips, and layers of which it reads only the high planes."""
 
     attention: Layers = Field(default_factory=list)
     mlp: Layers = Field(default_factory=list)
@@ -124,7 +124,7 @@ def _check_facts(facts: ModelFacts, borrows: bool) -> None:
 
 
 def _check_encoder(source: SourcePart | None, encoder: ModelPart | None) -> None:
-    """Refuse an encoder that does not give what the decoder beside it attends over."""
+    """Check that an encoder gives the rows that its decoder attends over."""
     if (encoder is None) != (source is None or source.shares_encoder):
         raise ValueError("source: expected an encoder beside it, unless it shares the target's")
     if source is not None and (source.kind == "features") != (source.features is not None):
@@ -139,7 +139,7 @@ def _check_encoder(source: SourcePart | None, encoder: ModelPart | None) -> None
 
 
 def _check_tower(part: ModelPart) -> None:
-    """Refuse a tower and projectors that do not give what the decoder beside them reads."""
+    """Check that a tower and projectors give the rows that the decoder reads."""
     image, sound, projectors, convolutions = part.image, part.sound, part.projectors or [], part.convolutions or []
     if not any((image, sound, part.tower, projectors, convolutions)):
         return
@@ -160,11 +160,12 @@ def _check_tower(part: ModelPart) -> None:
 class Graph(Part):
     """One ONNX file of a model.
 
-    ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``position_ids``
-    and ``bias`` have a row more than ``input_ids``, and so many more that it sees ``least_length`` tokens, these
-    included (where heads are wider than 128: docs/dev/runtime.md).  ``hidden``: hidden states are read and fed, heads
-    computed, pass by pass.
-    ``device``: what it was written for (docs/devices.md), and ``precision``: of its activations, keys and values.
+    ``gated``: each pass can skip sub-layers.  ``padded``: attention gets a dummy row, so ``position_ids`` and
+    ``bias`` have one row more than ``input_ids``, and further rows until attention sees ``least_length`` tokens, these
+    included (where heads are wider than 128: docs/dev/runtime.md).  ``hidden``: each pass can return and accept hidden
+    states, and compute heads.
+    ``device``: the device that it was written for (docs/devices.md), and ``precision``: of its activations, keys and
+    values.
     """
 
     file: InsidePath
@@ -196,9 +197,10 @@ class KeptPart(Part):
 class ModelPart(Part):
     """A model of the bundle: its facts, its format and its graphs over one weight file.
 
-    ``layout``: the operators whose layout the weights have; for the others they are repacked, by ``index``, into a file
-    called ``converted``, which is never in the bundle: a graph that is opened without repacking finds no weights.
-    ``origin``: who wrote the graphs; optimum's concatenate keys and values (docs/bundle.md) and run chains alone.
+    ``layout``: the operators whose layout the weights have.  For other operators the weights are repacked, by
+    ``index``, into a file called ``converted``, which is never in the bundle: without repacking, such a graph finds
+    no weights. ``origin``: the writer of the graphs; optimum's concatenate keys and values (docs/bundle.md) and run
+    only chains.
     """
 
     facts: ModelFacts
@@ -263,17 +265,17 @@ class ModelPart(Part):
 
     @property
     def sides(self) -> list[ModelPart]:
-        """The encoders beside it, whatever they read."""
+        """The encoders that belong to it: of a source, of images, of sound."""
         return [part for part in (self.encoder, *self.front) if part]
 
     @property
     def front(self) -> list[ModelPart]:
-        """What makes rows of images or sound: tower, projectors, convolutions; none of a model of text."""
+        """Models that turn images or sound into rows: tower, projectors, convolutions; empty for a text model."""
         return [] if self.tower is None else [self.tower, *(self.projectors or ()), *(self.convolutions or ())]
 
     @property
     def sense(self) -> ImagePart | SoundPart | None:
-        """How images, or sounds, become rows; None = it reads text alone."""
+        """How images, or sounds, become rows; None = it reads only text."""
         return self.image or self.sound
 
     @property
@@ -283,7 +285,7 @@ class ModelPart(Part):
 
     @property
     def layers_have_planes(self) -> bool:
-        """Whether matrices of layers are in two planes, and not those of the LM head alone."""
+        """Whether matrices of layers are in two planes, and not only those of the LM head."""
         kept = self.kept is not None and self.kept.planes
         return self.planes and (self.format == "int8" or self.fine is not None or kept)
 
@@ -293,7 +295,7 @@ class ModelPart(Part):
         return self._high_alone
 
     def at_high_precision(self) -> ModelPart:
-        """Describe the same files as they are run with the high planes alone: a model of 4 bits."""
+        """Describe the same files as run with only the high planes: a model of 4 bits."""
         if not self.planes:
             return self
         update: dict[str, Any] = {"fine": None}
@@ -420,12 +422,12 @@ class Manifest(Part):
 
     @property
     def models(self) -> list[ModelPart]:
-        """Every model of the bundle, the target first; encoders stand last."""
+        """Return every model of the bundle: the target first, encoders last."""
         found = [part for part in (self.target, self.draft, self.drafter) if part]
         return found + [side for part in found for side in part.sides]
 
     def at_high_precision(self) -> Manifest:
-        """Describe the same files as run with the high planes alone; of what export measured, the quality was, too."""
+        """Describe the same files as run with only the high planes, with the quality that export measured for those."""
         parts = {name: part.at_high_precision() for name in MODELS if (part := getattr(self, name))}
         files = dict(self.files)
         for part in self.models:

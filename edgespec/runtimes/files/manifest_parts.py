@@ -1,4 +1,4 @@
-"""What the manifest says of a model's attention, heads and drafter (``manifest``)."""
+"""Parts of the manifest (``manifest``): attention, heads and drafter of a model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from edgespec.runtimes.files.bounds import (
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Attention, Learnt
 
-MARKOV, EMBEDDING = "markov", "embedding"  # names and kinds of groups beside a drafter's layers
+MARKOV, EMBEDDING = "markov", "embedding"  # names and kinds of groups that a drafter has next to its layers
 DrafterKind = Literal["eagle", "eagle1", "peagle", "mtp", "dflash", "dspark", "assistant"]
 
 
 class Fusing(NamedTuple):
-    """How a kind of drafter takes in the target's hidden states, and gives its own."""
+    """How a kind of drafter reads the target's hidden states, and returns its own."""
 
-    joined: bool = False  # the embedding goes through the matrix that fuses them, too
-    once: bool = False  # by a round's first step alone; further ones go on without that matrix
+    joined: bool = False  # the matrix that fuses the hidden states also multiplies the embedding
+    once: bool = False  # only a round's first step uses that matrix; later steps skip it
     unnormed: bool = False  # nothing norms what the LM head reads (``DecoderPart``)
 
 
@@ -86,7 +86,7 @@ class AttentionPart(Part):
 
 
 class SamplingPart(Part):
-    """How the model's generation_config.json asks for tokens to be chosen; fields as of ``SamplingParams``.
+    """How the model's generation_config.json says to choose tokens; see ``SamplingParams`` for the fields.
 
     ``temperature``: None = it does not say whether to sample; 0 = it says not to.
     """
@@ -99,18 +99,18 @@ class SamplingPart(Part):
 
 
 class HeadGroup(Part):
-    """Heads beside the LM head that a graph can compute from hidden states; one gate switches a group.
+    """Heads that a graph can compute from hidden states, in addition to the LM head; one gate switches a group.
 
     A group turns a row of hidden states after the final norm, h, into ``count`` rows for an LM head:
 
     * medusa: y_i = h + silu(W_i h + b_i)  (arXiv 2401.10774);
     * blockwise: y_i = h + (W' silu(W h + b) + b')_i, W [inner, hidden], W' [count * hidden, inner]  (arXiv 1811.03115);
-    * exit: y = T h, where the residual stream of layer ``layer`` stands in for the last one's  (arXiv 2506.03700).
+    * exit: y = T h, with the residual stream of layer ``layer`` instead of the last one's  (arXiv 2506.03700).
 
-    Of a drafter, ``markov`` gives no rows but logits, to be added: W2 W1[t] of the token t before, W1 [vocab, inner];
-    ``embedding`` is an embedding of its own, where others are given the target's.
+    Two kinds belong to drafters.  ``markov`` gives logits to add, not rows: W2 W1[t] of the previous token t, W1
+    [vocab, inner].  ``embedding`` is the drafter's embedding; other drafters receive the target's.
 
-    ``own``: each has an LM head of its own; else they share the model's, or the cut one where there is one.
+    ``own``: each head has a separate LM head; otherwise they share the model's, or the pruned one if it exists.
     """
 
     name: str
@@ -122,33 +122,33 @@ class HeadGroup(Part):
 
 
 class DecoderPart(Part):
-    """A small decoder conditioned on hidden states of the target, which guesses.
+    """A small decoder conditioned on hidden states of the target, which drafts tokens.
 
-    ``kind``: ``eagle``, EAGLE-3 (arXiv 2503.01840); ``peagle`` (arXiv 2602.01469), the same with all guesses in one
-    pass: behind the pending token's row stand rows of the token ``mask`` and of ``masked``, a file with what stands for
-    hidden states there, float32 [columns - hidden]; ``mtp``, the multi-token prediction layer inside a checkpoint
-    (arXiv 2412.19437), which sees the residual stream after the last layer; ``dflash`` (arXiv 2602.06036), whose
-    draft cache is made of hidden states alone, and which guesses a block in one pass: its rows are the pending token
-    and ``mask`` after it, they see each other, and there were ``block`` of them in training.
+    ``kind``: ``eagle``, EAGLE-3 (arXiv 2503.01840).  ``peagle`` (arXiv 2602.01469) drafts the same in one pass.
+    After the pending token's row it has rows of the token ``mask`` and of ``masked``: a file, float32 [columns -
+    hidden], that replaces hidden states there.  ``mtp``, the multi-token prediction layer inside a checkpoint (arXiv
+    2412.19437), reads the residual stream after the last layer.  ``dflash`` (arXiv 2602.06036) drafts a block in one
+    pass, and its draft cache is computed only from hidden states.  Its rows are the pending token and ``mask`` after
+    it.  They see each other, and training had ``block`` of them.
 
-    ``dspark`` (arXiv 2607.05147): the same with up to three things more.  With ``anchor`` the pending token's row
-    guesses, too: a row guesses the token after its own position.  Heads of kind ``markov`` correct each guess by the
-    one before.  ``confidence`` is a file, float32 [1 + hidden + vocab]: the epsilon of the last norm, weights of a row
-    after its root mean square is divided out, and what the token before adds; the sigmoid of both is the chance that a
-    guess is accepted.
+    ``dspark`` (arXiv 2607.05147) adds up to three things.  With ``anchor`` the pending token's row also drafts: a row
+    drafts the token after its own position.  Heads of kind ``markov`` correct each draft token by the previous one.
+    ``confidence`` is a file, float32 [1 + hidden + vocab]: the epsilon of the last norm, weights of a row divided by
+    its root mean square, and the summand of the previous token.  The sigmoid of the sum is the chance that a draft
+    token is accepted.
 
-    ``eagle1``, EAGLE-1 and 2 (arXiv 2401.15077), which sees the residual stream after the last layer.  It does not norm
-    what its LM head reads; its graph does, by weights of one, so that its logits are to be multiplied by the root mean
+    ``eagle1``, EAGLE-1 and 2 (arXiv 2401.15077), reads the residual stream after the last layer.  It does not normalize
+    the input of its LM head.  Its graph does, with weights of one, so its logits must be multiplied by the root mean
     square of the residual stream.
 
     ``assistant``, Gemma 4's: its layers read keys and values of the target's layers ``reads``.  All steps of a round
-    stand where the pending token does and see the tokens before it.
+    have the pending token's position and see the tokens before it.
 
-    The others have a draft cache.  Row i of it is made of token i + 1 and of the target's hidden states at token i;
-    then it goes on with its own guesses and its own hidden states.
+    The others have a draft cache.  Row i of it is computed from token i + 1 and the target's hidden states at token i;
+    later steps use draft tokens and the drafter's own hidden states.
 
-    A row that it is given has ``columns`` columns: first the embedding of its token as the target sees it, then either
-    the hidden states of the target's ``tapped`` boundaries, which its first matrix fuses, or its own hidden state.
+    An input row has ``columns`` columns: first the embedding of its token as the target sees it, then either the hidden
+    states of the target's ``tapped`` boundaries, which its first matrix fuses, or its own hidden state.
     """
 
     kind: DrafterKind
@@ -162,16 +162,16 @@ class DecoderPart(Part):
 
     @property
     def fusing(self) -> Fusing:
-        """How it takes in the target's hidden states."""
+        """How it reads the target's hidden states."""
         return FUSING[self.kind]
 
 
 class FeaturePart(Part):
-    """How sound becomes rows of numbers that an encoder reads: log-mel features, behind windows of two convolutions.
+    """How sound becomes rows for an encoder: log-mel features, as windows for two convolutions.
 
     ``bands``: features of a frame; ``frames``: of a whole recording (its ``most`` rows are half as many).  Row i of the
-    encoder's input is made of three parts of ``columns`` each, for the frames p = 2 i - 1, 2 i and 2 i + 1: features of
-    the frames p - 1, p and p + 1 one behind the other (zeros outside the recording), then a 1, then zeros.  A part
+    encoder's input has three parts of ``columns`` each, for the frames p = 2 i - 1, 2 i and 2 i + 1.  A part has the
+    features of the frames p - 1, p and p + 1 in sequence (zeros outside the recording), then a 1, then zeros.  A part
     whose p is -1 is all zeros.
     """
 
@@ -181,11 +181,11 @@ class FeaturePart(Part):
 
 
 class SourcePart(Part):
-    """What a decoder attends over, computed once a request: the rows that an encoder makes of a source.
+    """The rows that a decoder attends over, which an encoder computes from a source once per request.
 
-    ``kind``: what the encoder reads, token ids of a text or float rows of ``features``.  ``most``: rows of the longest
-    source; ``width``: of a row that the encoder gives.  ``shares_encoder``: of a draft that reads what the target's
-    encoder gives and has none of its own.  What stands around both texts, ``TextForm`` says.
+    ``kind``: the encoder's input, token ids of a text or float rows of ``features``.  ``most``: rows of the longest
+    source; ``width``: of a row that the encoder gives.  ``shares_encoder``: a draft reads the output of the target's
+    encoder and has none itself.  ``TextForm`` has the tokens around both texts.
     """
 
     kind: Literal["text", "features"]
@@ -196,10 +196,10 @@ class SourcePart(Part):
 
 
 class FinalNorm(Part):
-    """The norm before the LM head, by which the residual stream becomes what embeddings of texts are made of.
+    """The norm before the LM head, which turns the residual stream into input for embeddings of texts.
 
-    ``file``: its weights, float32 [hidden], and behind them biases if it is ``biased``.  ``centered``: a layer norm,
-    which takes the mean away first.
+    ``file``: its weights, float32 [hidden], then biases if it is ``biased``.  ``centered``: a layer norm, which
+    subtracts the mean first.
     """
 
     file: InsidePath

@@ -1,23 +1,23 @@
-"""Manifests of older schemas, brought up to today's before they are validated.
+"""Convert manifests of older schemas to the current one before validation.
 
-Each step takes a manifest's JSON from one schema to the next.  What changed in the files beside it is said here as
-well: there the runtime reads both.
+Each step takes a manifest's JSON from one schema to the next.  The list includes changes in the bundle's other files,
+of which the runtime reads both versions.
 
 2 -> 3:
 
 * Graphs of stock operators call their inputs ``input_ids`` and ``position_ids``; before, ``ids`` and ``pos``.  Slots
-  look at a graph's inputs (``edgespec/runtimes/slots/shared.py``).
-* Graphs of the operators whose layout the bundle does not have name a weight file that is not there, ``converted``.
-  Before, they named the one that is there, and whoever opened them outside edgespec read the wrong layout.
+  check a graph's inputs (``edgespec/runtimes/slots/shared.py``).
+* Graphs of the operators whose layout the bundle does not have name a missing weight file, ``converted``.  Before,
+  they named the existing one, and programs other than edgespec read the wrong layout.
 
 3 -> 4:
 
-* int8 matrices have two planes, and a model says how large the low ones are (``low_bytes``); its native graph has
+* int8 matrices have two planes, and a model has the size of the low ones (``low_bytes``); its native graph has
   further gates for them.  Before, there was one: kind q8, which native operators still multiply.
 
 4 -> 5:
 
-* A decoder may have a ``source`` that it attends over, and an ``encoder``.  Before, there were decoders alone.
+* A decoder may have a ``source`` that it attends over, and an ``encoder``.  Before, all models were decoder-only.
 """
 
 from __future__ import annotations

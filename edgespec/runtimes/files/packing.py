@@ -29,11 +29,11 @@ class Blocks:
         """Blocks of a row."""
         return -(-k // self.size)
 
-    # MatMulNBits has blocks of 32 whatever the format says, with a scale repeated: its kernels for blocks of 64 and 128
+    # MatMulNBits always has blocks of 32, with a scale repeated for other formats: its kernels for blocks of 64 and 128
     # compute the last of an odd number of rows in another order, and verified rows would not be those of plain decoding
 
     def stock_shape(self, n: int, k: int) -> tuple[int, int, int]:
-        """Of a matrix [n, k] for MatMulNBits: rows, blocks, bytes of a block's levels."""
+        """Return the shape of a matrix [n, k] for MatMulNBits: rows, blocks, bytes of a block's levels."""
         return n, -(-k // BLOCK), BLOCK * self.bits // 8
 
     def to_stock(
@@ -134,7 +134,7 @@ class Packed:
 
     def pack_planes(
         self,
-        pieces: Iterable[tuple[NDArray[np.uint8], NDArray[Any]]],  # as of ``pack_blocks``
+        pieces: Iterable[tuple[NDArray[np.uint8], NDArray[Any]]],  # see ``pack_blocks``
     ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
         """Consecutive rows of 8-bit levels and scales -> bytes of the high and of the low plane, tile by tile."""
         for levels, scales in self._tiled(pieces):
@@ -159,7 +159,7 @@ class Packed:
             yield np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
 
     def _tiled(self, pieces: Iterable[tuple[NDArray[Any], ...]]) -> Iterator[tuple[NDArray[Any], ...]]:
-        """Regroup the rows of ``pieces`` into whole tiles, padding the end and heads that are no whole tiles."""
+        """Regroup the rows of ``pieces`` into whole tiles; pad the end, and heads that do not fill their last tile."""
         padded_heads = bool(self.head_dim % TILE)
         held: tuple[NDArray[Any], ...] | None = None
         for piece in pieces:
@@ -186,12 +186,12 @@ class Packed:
     def unpack(
         self, data: NDArray[np.uint8], tiles: slice, low: NDArray[np.uint8] | None = None
     ) -> tuple[NDArray[Any], ...]:
-        """Rows of some tiles, as they were given to the packing method; padding rows included.
+        """Return rows of some tiles, as they were given to the packing method; padding rows included.
 
         Args:
             data: uint8 [nbytes].
             tiles: a range of tiles.
-            low: uint8 [low_nbytes], of a matrix in two planes; None = its high plane alone, nibbles.
+            low: uint8 [low_nbytes], of a matrix in two planes; None = only its high plane, nibbles.
 
         Returns (levels, scales), or (rows,) for f32.
         """

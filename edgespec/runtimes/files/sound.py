@@ -1,4 +1,4 @@
-"""What a manifest says of a decoder that hears: features, what stands for a recording, and how it is asked to write."""
+"""Sound parts of the manifest: features, placeholders of recordings, and the wording of requests for transcripts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Text = Annotated[str, StringConstraints(max_length=4096)]
 class WhisperFrontend(Part):
     """A tower of Whisper's kind (Voxtral, arXiv 2507.13264): its convolutions are in its first rows.
 
-    A recording is filled with silence to whole windows of ``features.frames``; ``merge`` rows of the tower stand side
-    by side before the projector.
+    Silence fills a recording to whole windows of ``features.frames``; ``merge`` rows of the tower are concatenated
+    before the projector.
     """
 
     kind: Literal["whisper"]
@@ -32,16 +32,16 @@ class WhisperFrontend(Part):
         return self.features.bands
 
     def rows(self, frames: int) -> int:
-        """Count the decoder's rows of so many frames."""
+        """Count the decoder's rows of ``frames`` frames."""
         return -(-frames // self.features.frames) * (self.features.frames // 2 // self.merge)
 
 
 class ChunkedFrontend(Part):
     """Chunks of ``chunk`` frames go through convolutions that halve frames and bands (Qwen3-ASR, arXiv 2601.21337).
 
-    There is one for each of ``ModelPart.convolutions``, 3 by 3, in both directions 2 apart, zeros around the chunk.
-    The tower's rows are a frame's ``bands`` one behind the other; they see those of ``window`` chunks.  ``least``:
-    samples, to which a shorter recording is filled with silence.
+    There is one for each of ``ModelPart.convolutions``: 3 by 3, stride 2 in both directions, zeros around the chunk.
+    The tower's rows are the ``bands`` of a frame in sequence, and attend within ``window`` chunks.  ``least``: minimum
+    samples; silence fills a shorter recording.
     """
 
     kind: Literal["chunks"]
@@ -52,22 +52,22 @@ class ChunkedFrontend(Part):
     least: Context = 8000
 
     def rows(self, frames: int) -> int:
-        """Count the decoder's rows of so many frames."""
+        """Count the decoder's rows of ``frames`` frames."""
         whole, rest = divmod(frames, self.chunk)
         return whole * self.halved(self.chunk) + self.halved(rest)
 
     def halved(self, size: int) -> int:
-        """Return how many frames, or bands, of so many the convolutions leave."""
+        """Return how many of ``size`` frames, or bands, remain after the convolutions."""
         return -(-size >> self.convolutions)
 
 
 class AskPart(Part):
-    """How a transcript is asked for.
+    """How to ask for a transcript.
 
-    ``text``: with ``{sound}`` where a recording stands, ``{prompt}`` where the user's words do (none: there is no such
-    place), and ``{language}``.  ``language``: what stands there where one is named, with its ``{code}`` or English
-    ``{name}``; ``languages``: names by codes of those that may be; none = all.  ``marker``: stands between the language
-    that the model has heard, as ``language`` has it, and the transcript.
+    ``text``: the request, with ``{sound}`` for the recording, ``{prompt}`` for the user's words (optional), and
+    ``{language}``.  ``language``: the replacement of ``{language}`` if one is named, with its ``{code}`` or English
+    ``{name}``; ``languages``: names of the supported ones by code; empty = all.  ``marker``: separates the detected
+    language, written as ``language``, from the transcript.
     """
 
     text: Text
@@ -77,9 +77,9 @@ class AskPart(Part):
 
 
 class SoundPart(Part):
-    """How sound becomes rows of a decoder, which stand where its embedding has none.
+    """How sound becomes rows of a decoder, at positions that have no token embedding.
 
-    ``words``: what stands for a recording in a text.  ``most``: rows of the longest one.
+    ``words``: the text of a recording.  ``most``: rows of the longest one.
     """
 
     front: Annotated[WhisperFrontend | ChunkedFrontend, Field(discriminator="kind")]

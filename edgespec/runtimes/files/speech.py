@@ -1,4 +1,4 @@
-"""What a manifest says of a model that hears: the tokens that a transcript begins with, and those of times."""
+"""The manifest's part of a speech model: tokens that start a transcript, and timestamp tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ Language = Annotated[str, StringConstraints(pattern=r"^[a-z]{2,3}$")]
 class SpeechPart(Part):
     """A model of Whisper's kind (arXiv 2212.04356).
 
-    A text begins with ``start``, its language and its task, and goes on with times and words, or, behind
-    ``no_timestamps``, with words alone.  The tokens of times follow that one: 20 ms apart, from 0.00 s on.
+    A text begins with ``start``, its language and its task.  Timestamps and words follow, or only words after
+    ``no_timestamps``.  The timestamp tokens follow that one: one per 20 ms, from 0.00 s.
 
-    ``languages``: the token of each, none where a model knows English alone; ``previous``: stands before what was said
-    earlier; ``no_speech``: whose probability right behind ``start`` says that nobody speaks; ``suppressed``: never
-    written; ``suppressed_first``: not at the beginning; ``latest_first``: the latest that a text may begin, in steps of
-    20 ms.
+    ``languages``: the token of each, empty for English-only models; ``previous``: comes before the earlier transcript;
+    ``no_speech``: its probability right after ``start`` is the chance of silence; ``suppressed``: never written;
+    ``suppressed_first``: not at the beginning; ``latest_first``: the latest first timestamp, in steps of 20 ms.
     """
 
     start: Token

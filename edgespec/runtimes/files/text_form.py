@@ -42,10 +42,10 @@ class WritingRules(Part):
 class TextForm(Part):
     """Texts of an encoder-decoder.
 
-    ``source``: the encoder's input, and ``begin``: the first tokens of the output, with the places of
-    the text and of the tokens of the languages from and to which it is translated; ``languages``: token of each, by
-    the model's own code; ``prefixes``: words before a source, by task (T5); ``default_from`` and ``default_to``: where
-    a request says nothing, or the only pair there is.
+    ``source``: the encoder's input, and ``begin``: the first tokens of the output.  Both mark the places of the text
+    and of the source and target languages.  ``languages``: token of each, by the model's own code; ``prefixes``:
+    words before a source, by task (T5); ``default_from`` and ``default_to``: the languages if a request names none,
+    or the only pair.
     """
 
     source: Annotated[list[Token | Place], Field(max_length=64)]

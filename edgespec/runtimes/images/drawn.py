@@ -1,4 +1,4 @@
-"""Pictures as codes: which tokens may follow, which codes look alike, and PNG files of what is drawn."""
+"""Handle images as codes: allowed tokens, codes that look alike, and PNG files of generated images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pixels = NDArray[np.uint8]  # [height, width, 3]
 
 
 class OnlyCodes:
-    """A ``Constraint``: a picture is made of codes alone."""
+    """A ``Constraint``: an image consists only of codes."""
 
     scored = True
 

@@ -46,13 +46,13 @@ class Image:
 
     @classmethod
     def of(cls, source: Any) -> Image:
-        """Take a picture as it is given: an ``Image``, a file, its bytes, or an array.
+        """Make an image from an ``Image``, a file, its bytes, or an array.
 
         Args:
             source: of an array: uint8 [h, w, 3] red, green and blue, or [h, w] grey.
 
         Raises:
-            InvalidRequest: what is no picture, or too large.
+            InvalidRequest: the input is not an image, or too large.
         """
         if isinstance(source, Image):
             return source
@@ -64,7 +64,7 @@ class Image:
         if not 0 < shape[0] * shape[1] <= MOST_PIXELS:
             raise InvalidRequest(f"a picture of {shape[1]} x {shape[0]}: expected 1 to {MOST_PIXELS} pixels")
         array = source if len(shape) == 3 else np.repeat(source[:, :, None], 3, 2)
-        return cls(np.array(array, order="C"))  # a copy, which nobody else writes into
+        return cls(np.array(array, order="C"))  # a copy, so no other code writes into it
 
     @cached_property
     def digest(self) -> bytes:

@@ -13,10 +13,10 @@ APART = 4  # most over least rows: sides are rounded up where a picture is made 
 
 
 def limited(image: ImagePart | None, rows: int | None) -> ImagePart | None:
-    """Let an image have at most so many rows of the decoder; None = as many as the model was made for.
+    """Limit an image to ``rows`` rows of the decoder; None = the model's own limit.
 
     Raises:
-        InvalidRequest: a model that reads no images, or whose images have more rows at least.
+        InvalidRequest: a text-only model, or one whose images always have more rows.
     """
     if rows is None:
         return image
@@ -56,7 +56,7 @@ def _changes(image: ImagePart, rows: int) -> tuple[dict[str, Any], int]:
             return {"split": False}, tile
         return {"tiles": (how.tiles[0], min(how.tiles[1], tiles))}, tile * (1 + min(how.tiles[1], tiles))
     if isinstance(how, Idefics3Pixels):
-        side = isqrt(max(rows // tile - 1, 0))  # tiles of a side, beside the whole
+        side = isqrt(max(rows // tile - 1, 0))  # tiles of a side, without the whole image
         if side < 2:  # one tile is the whole
             return {"split": False}, tile
         return {"longest": side * how.tile}, tile * (side * side + 1)

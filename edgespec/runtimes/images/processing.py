@@ -1,7 +1,7 @@
-"""From a picture to what a vision tower reads, as transformers' processors cut it, with Pillow and numpy alone.
+"""Turn an image into the input of a vision tower, as transformers' processors do, with only Pillow and numpy.
 
-Every kind resizes a picture (or tiles of it), makes numbers of its pixels, and cuts it into square patches in raster
-order; a patch's columns are its pixels as they lie in the picture, (row, column, channel).
+Every kind resizes an image (or tiles of it), converts its pixels to numbers, and cuts it into square patches in raster
+order.  A patch's columns are its pixels in image order, (row, column, channel).
 
 Sources of the sizes: Idefics 3 (arXiv 2408.12637) and SmolVLM (arXiv 2504.05299); LFM2-VL (arXiv 2511.23404);
 Gemma 3 (arXiv 2503.19786); Qwen2-VL (arXiv 2409.12191).
@@ -39,7 +39,7 @@ MOST_RATIO = 200  # of the sides of a picture that Qwen's models read
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What a tower reads at once."""
+    """Input of one pass of the tower."""
 
     patches: Floats  # float32 [rows * columns, patch * patch * 3]
     grid: Size  # rows and columns of patches
@@ -102,7 +102,7 @@ def read_places(folder: Path, part: ImagePart) -> Floats | None:  # [side * side
 
 
 def tower_rows(piece: Piece, part: ImagePart, places: Floats | None) -> Floats:  # [T, columns]
-    """Put the positions of a piece's patches behind them, where a tower is given both, or empty rows in front."""
+    """Append the positions of a piece's patches if a tower reads both, or put empty rows in front."""
     if part.merge.lead:
         return np.pad(piece.patches, ((part.merge.lead, 0), (0, 0)))
     if part.places is None or places is None:
@@ -136,14 +136,14 @@ Encode = Callable[[int, Floats, Any], Floats]  # number of a side (tower, projec
 
 
 def piece_rows(piece: Piece, part: ImagePart, places: Floats | None, encode: Encode) -> Floats:
-    """Have a tower and its projectors make a piece's rows of the decoder -> [R, width * (1 + taps)].
+    """Compute a piece's rows of the decoder by a tower and its projectors -> [R, width * (1 + taps)].
 
     Args:
-        piece: of a picture.
+        piece: of an image.
         part: of the model.
         places: its learnt positions, of ``read_places``.
-        encode: computes rows of a side: 0 = the tower, which is told where its patches are, int64 [2, T]; 1 and more =
-            the projectors, which are told None.
+        encode: computes rows of a side: 0 = the tower, which gets the positions of its patches, int64 [2, T]; 1 and
+            more = the projectors, which get None.
     """
     inside = np.stack(np.divmod(np.arange(len(piece.patches)), piece.grid[1]))
     inside = np.pad(inside, ((0, 0), (part.merge.lead, 0)))
@@ -193,7 +193,7 @@ def _tiles(pixels: Picture, tile: int) -> list[Picture]:
 
 
 def _tiled(rows: list[str], columns: int, part: ImagePart) -> str:
-    """Write the rows of tiles, line by line, each behind its number."""
+    """Write the rows of tiles, line by line, each after its number."""
     lines = [rows[at : at + columns] for at in range(0, len(rows), columns)]
     words = part.words
     return "".join(
@@ -206,7 +206,7 @@ def _tiled(rows: list[str], columns: int, part: ImagePart) -> str:
 
 
 def _idefics3(pixels: Picture, how: Idefics3Pixels, part: ImagePart) -> Processed:
-    """Make the longer side ``longest``, then both sides multiples of a tile's; the whole is made of those tiles."""
+    """Resize the longer side to ``longest``, then both sides to multiples of a tile's side, and cut it into tiles."""
     pixels = resized(pixels, _idefics3_size(pixels.shape[0], pixels.shape[1], how.longest), how)
     if how.split:
         pixels = resized(pixels, _in_tiles(pixels.shape[0], pixels.shape[1], how.tile), how)
@@ -256,7 +256,7 @@ def _lfm2_vl(pixels: Picture, how: Lfm2VlPixels, part: ImagePart) -> Processed:
     if not how.split or max(how.tiles) == 1 or math.prod(rounded) <= most * how.tolerance:
         return _processed([whole], part)
     least, most = how.tiles
-    # transformers orders by number alone what a set of pairs gives, and the last of two alike may win
+    # transformers sorts the pairs of a set only by their number of tiles, so the last of two equal ones may win
     shapes = {(x, y) for n in range(least, most + 1) for x in range(1, n + 1) for y in range(1, n + 1)
               if least <= x * y <= most}  # fmt: skip
     columns, rows = _grid(height, width, how.tile, shapes)
@@ -283,7 +283,7 @@ def _grid(height: int, width: int, tile: int, shapes: Iterable[tuple[int, int]])
 
 
 def _internvl(pixels: Picture, how: InternVlPixels, part: ImagePart) -> Processed:
-    """Resize a picture to tiles of about its shape, and beside several to one."""
+    """Resize an image to tiles of about its shape, with a thumbnail of it if there are several."""
     (least, most), (height, width) = how.tiles, pixels.shape[:2]
     sides = range(1, most + 1)
     shapes = [(x, y) for x in sides for y in sides if least <= x * y <= most] if how.split else [(1, 1)]
@@ -316,7 +316,7 @@ def _within(pixels: Picture, how: Qwen2VlPixels, part: ImagePart) -> Picture:
 
 
 def _qwen_size(height: int, width: int, unit: int, how: Qwen2VlPixels) -> Size:
-    """As ``_bounded``, but a side may round to nothing before the number of pixels is looked at."""
+    """Like ``_bounded``, but a side may round to 0 before the number of pixels is checked."""
     if round(height / unit) * round(width / unit):
         return _bounded(height, width, unit, how.least, how.most)
     times = math.sqrt(how.least / (height * width))

@@ -49,7 +49,7 @@ def _emptied(part: Any, held: list[Any], kind: str) -> Any:
 
 
 def seeing(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
-    """Put pictures, or recordings, back into a conversation that they were taken out of by ``apart``."""
+    """Put images, or recordings, back into a conversation that ``apart`` separated them from."""
     left = iter(images)
 
     def filled(part: Any) -> Any:
@@ -66,10 +66,10 @@ def seeing(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list
 
 
 def expanded(text: str, words: ImageWords, texts: Sequence[str]) -> str:
-    """Put the ``texts`` of pictures into a text, where a template has written ``words.placeholder``.
+    """Put the ``texts`` of images into a text, at the places where a template has written ``words.placeholder``.
 
     Raises:
-        InvalidRequest: other places than pictures, as where somebody wrote the placeholder.
+        InvalidRequest: the number of places differs from that of images, as when a message contains the placeholder.
     """
     pieces = text.split(words.placeholder)
     if len(pieces) != len(texts) + 1:

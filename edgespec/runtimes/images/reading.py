@@ -52,7 +52,7 @@ class Picture(NamedTuple):
 
 
 def read(source: Source, most_pixels: int = MOST_PIXELS) -> Pixels:
-    """Read a picture -> uint8 [h, w, 3]; arguments and errors as of ``open_picture``."""
+    """Read an image -> uint8 [h, w, 3]; see ``open_picture`` for arguments and errors."""
     return open_picture(source, most_pixels).pixels
 
 

@@ -1,9 +1,8 @@
-"""What a model writes, as the parts of an answer: text, thoughts, and calls of tools, told as they come.
+"""Split a model's output into the parts of an answer while it arrives: text, thoughts and tool calls.
 
-A call is one from where its name and the beginning of its arguments have been read; what does not get there is text,
-its marker too.  What a call breaks off with is text again, so nothing that the model wrote is lost.  Where the model
-was stopped within a call, the call has what came of its arguments, and the beginning of one that has no name yet is
-no text.
+A call counts as a call once its name and the beginning of its arguments are read.  Anything shorter is text, including
+its marker.  The characters that break a call off are text again, so no output is lost.  If the model was stopped within
+a call, the call has the arguments so far.  The beginning of a call that has no name yet is not text.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class AnswerReader:
 
 
 class _Text:
-    """Text or thoughts on their way: spaces before and behind them go only where something follows.
+    """Text or thoughts: spaces at either end are written only if something follows.
 
-    Where calls are forced, a text that was cut has nothing else.
+    Where calls are forced, a text that was cut contains nothing else.
     """
 
     def __init__(self, source: Source, kind: Kind, trim: bool = False, forced: bool = False) -> None:

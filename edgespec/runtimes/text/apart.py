@@ -1,9 +1,9 @@
-"""What strangers' files make a library do runs first, or only, in a process of its own under limits.
+"""Run the code in untrusted files in a separate process under limits, first or only there.
 
-Chat templates are programs: jinja's sandbox keeps them from files and modules, but bounds neither time nor memory.  So
-``render_apart`` asks a child, which is started for the first conversation and lives as long as this process.  A
-tokenizer's patterns and replacements have no bound either: ``try_tokenizer`` opens it and lets it encode texts that
-bring such things to light, once for each file.  This file is also the child's program: it imports nothing of edgespec.
+Chat templates are programs: jinja's sandbox keeps them from files and modules, but limits neither time nor memory.  So
+``render_apart`` sends them to a child process, which starts with the first conversation and lives as long as this
+process.  A tokenizer's patterns and replacements have no limit either: ``try_tokenizer`` opens it and encodes texts
+that reveal such problems, once for each file.  This file is also the child's program: it imports nothing of edgespec.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MAL
 
 
 class ApartError(Exception):
-    """What ran failed, refused what it was given, or went beyond its limits."""
+    """The child's task failed, rejected its input, or exceeded its limits."""
 
 
 def render_apart(template: str, values: Mapping[str, Any]) -> str:
@@ -69,7 +69,7 @@ def _possible() -> bool:
 
 
 class _Process:
-    """The child: requests go in and texts come out, each behind its length."""
+    """The child process: it reads requests and writes texts, each with its length first."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -80,7 +80,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | _ONE_THREAD,
-            start_new_session=True,  # Ctrl-C at a terminal is for this process alone
+            start_new_session=True,  # Ctrl-C at a terminal stops only the parent
         )
 
     @property
@@ -110,7 +110,7 @@ class _Process:
         return str(found["text"])
 
     def close(self) -> None:
-        """End it; that of the process that this one was forked from is left alone."""
+        """Kill the child, unless it belongs to the process that this one was forked from."""
         if self.owner == os.getpid():
             self._child.kill()
             self._child.wait()
@@ -155,7 +155,7 @@ def _read(stream: IO[bytes]) -> bytes | None:
 
 
 def _serve() -> None:
-    """In the child: answer until there is nobody to ask."""
+    """Answer requests in the child until the parent closes its pipe."""
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     while (asked := _read(stdin)) is not None:
         seconds, kind, *given = marshal.loads(asked)
@@ -193,7 +193,7 @@ def _probe(path: str) -> str:
             tokenizer.decode(tokens)
     except ApartError:
         raise
-    except BaseException as error:  # panics are no Exceptions
+    except BaseException as error:  # panics do not derive from Exception
         raise ApartError(str(error) or type(error).__name__) from error
     return ""
 
@@ -233,7 +233,7 @@ def _compiled(template: str) -> Any:
     from jinja2.utils import Namespace
 
     class Generation(Extension):
-        """``{% generation %}`` marks what the model wrote: for training; the text is its body."""
+        """``{% generation %}`` marks the model's output for training; the text is its body."""
 
         tags = {"generation"}  # noqa: RUF012  as jinja declares it
 

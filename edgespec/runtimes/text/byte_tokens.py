@@ -15,10 +15,10 @@ REPLACEMENT = "\ufffd"
 
 
 class ByteTokens:
-    """Decoding for tokenizers with byte fallback, of text with bytes that make no character.
+    """Decodes text with incomplete characters, for tokenizers with byte fallback.
 
-    As in sentencepiece, characters beside a broken one stay; the library writes U+FFFD for every byte in a row of which
-    one is broken, so that text which was complete would be taken back.
+    Characters next to an incomplete one stay, as in sentencepiece.  The library would write U+FFFD for every byte of a
+    run that contains one incomplete character, and so take back text that was complete.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -31,7 +31,7 @@ class ByteTokens:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ByteTokens | None:
         """Make the decoder of ``tokenizer``; None if it has no byte fallback."""
-        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None  # its JSON alone
+        decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None  # only its JSON
         return cls(tokenizer) if any(kind == "ByteFallback" for kind in _kinds(decoder)) else None
 
     def decode(self, tokens: Sequence[int]) -> str:

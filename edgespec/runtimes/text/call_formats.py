@@ -1,4 +1,4 @@
-"""Which notation a model writes calls and thoughts in, by what its own chat template contains."""
+"""Find the notation of a model's calls and thoughts from its chat template."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CallFormat:
 
     read: Callable[[Source, str], Reading]  # reads what follows a start, given which it was
     starts: tuple[str, ...] = ()  # what a call begins with
-    ends: tuple[str, ...] = ()  # what may stand behind one, and is no text
+    ends: tuple[str, ...] = ()  # optional markers after a call, which are not text
     inner: tuple[str, ...] = ()  # other tokens of it that tokenizers may know as special ones
     bare: bool = False  # an answer may also begin with a call that is plain JSON, of a tool that was given
     template: tuple[str, ...] | None = None  # what chat templates of its models contain, all of it; None = the starts
@@ -55,7 +55,7 @@ def _braced(quote: str) -> Callable[[Source, str], Reading]:
 
 FORMATS: dict[str, CallFormat] = {
     HARMONY: CallFormat(
-        _json,  # behind a head, which answer.py reads
+        _json,  # after a head, which answer.py reads
         inner=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
         template=("<|channel|>", "<|message|>"),
     ),
@@ -119,14 +119,14 @@ class AnswerShape:
         calls: str | None = None,
         reasoning: bool = True,
     ) -> AnswerShape:
-        """Tell how the answer to a prompt is to be read.
+        """Choose how to read the answer to a prompt.
 
         Args:
-            template: the chat template that wrote it.
+            template: the chat template that rendered it.
             prompt: its text.
-            tools: JSON schemas of the functions that may be called; none: there are no calls.
+                tools: JSON schemas of the functions that may be called; without any, calls are read as text.
             calls: the notation of calls; None = that of the template.
-            reasoning: whether thoughts are told apart.
+            reasoning: whether to separate thoughts from the text.
         """
         thoughts = thought_format(template) if reasoning else None
         form = (calls or call_format(template)) if tools else None
@@ -139,7 +139,7 @@ class AnswerShape:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What must stay in the text, even where it is a special token."""
+        """Return the markers that must stay in the text, even those that are special tokens."""
         own = FORMATS[self.calls].markers if self.calls else ()
         tags = THOUGHTS[self.thoughts] if self.thoughts and self.thoughts in THOUGHTS else ()
         return own + tuple(tag.removesuffix("thought") for tag in tags)

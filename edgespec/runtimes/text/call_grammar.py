@@ -25,8 +25,7 @@ _CALLABLE = re.compile(r"[\w.:/\-]+")
 def calls_grammar(
     shape: AnswerShape, tools: Sequence[Mapping[str, Any]], many: bool, special: Mapping[str, int]
 ) -> Grammar:
-    """Make the grammar of one call or more, behind the rest of a thought where the prompt has begun one.
-
+    """Build the grammar of one call or more, after the rest of a thought if the prompt has begun one.
     Args:
         shape, tools: how the answer is written, and functions that may be called: name, parameters as a JSON schema.
         many: several calls are allowed.
@@ -214,7 +213,7 @@ def _python(rules: _Rules, name: str, schema: Schema) -> str:
 
 
 _NAMED = _object('{"name": "NAME", "arguments": ', "}")
-# a call, and what stands before, between (None: one call alone) and behind calls
+# how to write a call; text before the first call, between two (None: only one call) and after the last
 _NOTATIONS: dict[str, tuple[Callable[[_Rules, str, Schema], str], str, str | None, str]] = {
     HARMONY: (_object("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", ""), "", None, ""),
     "gemma": (_braced("<|tool_call>", GEMMA_QUOTE, "<tool_call|>"), "", "", ""),

@@ -46,7 +46,7 @@ def tagged_call(source: Source) -> Reading:
 
 
 def function_tag(source: Source) -> Reading:
-    """Read what follows ``<function=``: parameters in tags of their own, or JSON."""
+    """Read what follows ``<function=``: parameters, each in a tag, or JSON."""
     name = yield from source.name()
     yield from source.skip(">")
     yield from source.spaces()
@@ -81,9 +81,9 @@ def _pairs(source: Source, name: str, open_: str, close: str, end: str) -> Readi
 
 
 def _tagged_value(source: Source, type_: str, close: str, others: Sequence[str]) -> Reading:
-    """Read a value up to its closing tag; a line end after the tag and one before it are no part of it.
+    """Read a value up to its closing tag, without one line end at its beginning and one at its end.
 
-    Models leave that tag out: one of ``others``, which may stand behind it, ends the value as well.
+    Models sometimes omit the closing tag, so one of ``others``, the tags that may follow it, also ends the value.
     """
     lines = close == "</parameter>"
     if lines:
@@ -165,7 +165,7 @@ def _braced_key(source: Source, quote: str) -> Reading:
 def _members(
     source: Source, close: str, key: Callable[[], Reading] | None, value: Callable[[], Reading], loose: bool = False
 ) -> Reading:
-    """Read what is between brackets, and the closing one; ``loose``: which may stand behind a comma, too."""
+    """Read the members between brackets, and the closing bracket; ``loose`` allows a trailing comma."""
     source.write("{" if key else "[")
     separator = ""
     while True:

@@ -28,7 +28,7 @@ _NAMES, _ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters", "args")
 
 
 class NoCall(Exception):
-    """What is written is not of this kind."""
+    """The text is not of this kind."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Source:
         tools: types of parameters by name, of each tool.
 
     Attributes:
-        text, at: what came, and where reading goes on.
-        ended: nothing more comes.
-        found: events that nobody has taken yet.
+        text, at: the text so far, and the next position to read.
+        ended: the text is complete.
+        found: events that were not returned yet.
         calling: a call has begun and not ended.
-        told: up to where the text became events.
-        begun: calls that have begun.
+        told: end of the text that has become events.
+        begun: number of calls that have begun.
         cut: the text ended because the model was stopped, not because it was done.
-        hungry: reading wanted more than there is.
+        hungry: the reader needs more text than there is.
         naming: where the name of a tool begins; -1 = nowhere yet.
-        named: that name once it is whole.
+        named: that name once it is complete.
     """
 
     def __init__(self, tools: Mapping[str, Mapping[str, str]] | None = None) -> None:
@@ -156,10 +156,10 @@ class Source:
         return self.text[begin : self.at]
 
     def until(self, words: Sequence[str], write: Write, within: bool = False) -> Generator[None, None, str]:
-        """Write what comes before one of ``words`` as soon as it is sure -> that word, unread; empty at the end.
+        """Write the text before the first of ``words`` as soon as it is certain -> that word, unread; empty at the end.
 
-        ``within``: the text is only whole with a word behind it: the beginning of one at the end is no part of it,
-        nor is it where the text was cut after a call.
+        With ``within``, the text is complete only if a word follows.  The beginning of a word at the end is then not
+        part of it, and neither is a beginning at which the text was cut after a call.
         """
         stops = StopStrings(words)
         while True:

@@ -1,6 +1,6 @@
-"""Conversations written down by a model's own template, as transformers' ``apply_chat_template`` writes them.
+"""Render conversations with a model's own template, as transformers' ``apply_chat_template`` does.
 
-Templates come with models: they are programs of strangers (apart.py).  They see plain data only.
+Templates come with models, so they are untrusted programs (apart.py).  They receive plain data only.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def render(
         messages: the conversation so far.
         tools: JSON schemas of functions that the model may call.
         names: special tokens, such as ``bos_token``.
-        options: whatever else the template knows, such as ``enable_thinking``.
-        generation_prompt: end with what stands before an answer.
-        continue_final: end within the last message, which the model is to go on with; then without generation prompt.
-        nulls: the template sees fields that are null, as ``ChatForm.write`` left them; else they are not there.
+        options: further variables of the template, such as ``enable_thinking``.
+        generation_prompt: end with the start of an answer.
+        continue_final: end within the last message, which the model continues; then without generation prompt.
+        nulls: the template sees fields that are null, as ``ChatForm.write`` left them; by default they are left out.
 
     Raises:
-        InvalidRequest: no messages, values that are no plain data, or a template that refuses them.
+        InvalidRequest: no messages, values that are not plain data, or a template that rejects them.
     """
     given, schemas, extra = _messages(messages, nulls), _plain(tools), _plain(dict(options or {}))
     if taken := [name for name in extra if name in RESERVED]:
@@ -127,7 +127,7 @@ def _messages(messages: Sequence[Message], nulls: bool) -> list[Message]:
 
 
 def _plain(value: Any) -> Any:
-    """Copy ``value`` into JSON's types alone: nothing with methods that a template could call."""
+    """Copy ``value`` into plain JSON types, which have no methods that a template could call."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, (bool, int, float, str)):  # enumerations and other kinds of them

@@ -1,8 +1,8 @@
-"""What a chat template wants of messages, found by how it renders.
+"""Find the message format that a chat template expects, from its output.
 
-Clients write one history in many ways, and a template reads it in few.  ``ChatForm.of`` renders short conversations
-once for each template, and sees in which forms nothing is lost.  ``ChatForm.write`` gives every later conversation in
-those.
+Clients write the same history in many forms, and a template reads few of them.  ``ChatForm.of`` renders short
+conversations once for each template, and checks in which forms nothing is lost.  ``ChatForm.write`` writes every later
+conversation in those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgespec.runtimes.text.apart import ApartError, render_apart
 Content = Literal["absent", "none", "empty"]
 CONTENTS: tuple[Content, ...] = ("absent", "none", "empty")  # the first that a template takes
 Message = dict[str, Any]
-SHORT_ID = 9  # letters and digits of a call's id, where a template wants so many
+SHORT_ID = 9  # letters and digits of a call's id, where a template requires this length
 _LETTERS = string.digits + string.ascii_letters
 _NAME, _KEY, _SAID, _RESULT = "edgespec_tool", "edgespec_key", "edgespec words", "edgespec result"
 _ASKED: Message = {"role": "user", "content": _SAID}
@@ -37,15 +37,15 @@ _LONG, _SHORT = "call_edgespec0123456789", "edgespec1"
 
 @dataclass(frozen=True)
 class ChatForm:
-    """The forms that a template wants.
+    """The forms that a template expects.
 
     Attributes:
         text_arguments: arguments of a call are text, not an object.
-        content: of a message of calls alone.
+        content: the content of a message that has only calls.
         short_ids: ids of calls have nine letters and digits.
-        developer: it knows the role of developers.
-        late_system: the system may speak between turns.
-        parts: what is said is a list of parts, not a text.
+        developer: the template accepts the role ``developer``.
+        late_system: a system message may come between turns.
+        parts: the content is a list of parts, not a text.
     """
 
     text_arguments: bool = False
@@ -61,10 +61,10 @@ class ChatForm:
         return _found(template, tuple(sorted(names.items())))
 
     def write(self, messages: Sequence[Any]) -> list[Message]:
-        """Write a history in these forms; it is not changed itself.
+        """Write a copy of a history in these forms.
 
-        Fields without a value are left out.  Calls and their results have ids, results the name of their tool.
-        What is no message, call or text at all stays as it is.
+        Fields without a value are left out.  Calls and their results get ids, results the name of their tool.
+        Values that are not messages, calls or texts at all stay unchanged.
         """
         history = _History(self)
         for message in messages:
@@ -80,7 +80,7 @@ class ChatForm:
 
 
 class _History:
-    """Messages that are written one behind the other."""
+    """Messages that are written one after the other."""
 
     def __init__(self, form: ChatForm) -> None:
         self.form = form
@@ -120,7 +120,7 @@ class _History:
         self.made.append(message)
 
     def _begun(self) -> bool:
-        """Whether somebody else than the system has spoken."""
+        """Whether any message has a role other than system and developer."""
         return any(_role(one) not in ("system", "developer") for one in self.made)
 
     def _nothing(self, calls: bool) -> str | None:
@@ -139,7 +139,7 @@ class _History:
         return {"type": "function", **call, "id": self._id(id_), "function": {**function, "arguments": arguments}}
 
     def _arguments(self, given: Any) -> Any:
-        """Write the arguments of a call; text that is no object, as of a call that was cut, is kept within one."""
+        """Write the arguments of a call; text that is not an object, as in a call that was cut, is wrapped in one."""
         found = given
         if isinstance(given, str):
             try:
@@ -180,7 +180,7 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _joined(before: Any, after: Any) -> Any:
-    """Join what was said in two messages."""
+    """Join the contents of two messages."""
     if isinstance(before, str) and isinstance(after, str):
         return "\n\n".join(text for text in (before, after) if text)
     return [*_parts(before), *_parts(after)]
@@ -212,7 +212,7 @@ def _found(template: str, names: tuple[tuple[str, str], ...]) -> ChatForm:
         return ChatForm(parts=shows(_SAID, {"role": "user", "content": parts}))
 
     def called(arguments: Any, content: Content, short: bool) -> str | None:
-        """Render a call and its result, without what stands before them."""
+        """Render a call and its result, without the text before them."""
         id_ = _SHORT if short else _LONG
         call = {"id": id_, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
         turn: Message = {"role": "assistant", "tool_calls": [call]}

@@ -32,13 +32,13 @@ class TextCodec:
 
     Args:
         folder: where its files are.
-        tokenizer: what was made of other files; None = tokenizer.json.
-        checked: of the bundle that it belongs to: knows the digest of tokenizer.json.
-        file: its name, if it is another one.
+        tokenizer: one converted from other files; None = read tokenizer.json.
+        checked: digests of the bundle, which include tokenizer.json.
+        file: name of the tokenizer's file, if it is another one.
 
     Attributes:
         tokenizer: the library's tokenizer.
-        converted: it was made of other files, so that the folder has no tokenizer.json.
+        converted: it was converted from other files, so the folder has no tokenizer.json.
         templates: chat templates by name.
 
     Raises:
@@ -79,13 +79,13 @@ class TextCodec:
         return hashlib.sha256(listed.encode("utf-8", "surrogatepass")).hexdigest()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text; with ``special`` whatever the tokenizer puts around it (BOS)."""
+        """Return the token ids of a text; ``special`` adds BOS and other tokens around it."""
         _check(text)
         with _library(InvalidRequest, "the prompt cannot be encoded"):
             return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int], shown: Set[int] = frozenset()) -> str:
-        """Text of token ids; bytes that are no part of a character are U+FFFD.
+        """Return the text of token ids; bytes that do not form a character become U+FFFD.
 
         Args:
             tokens: ids; those of rows of images are left out.
@@ -144,17 +144,17 @@ class TextCodec:
         return self.encode_chat(self.render_chat(messages, tools, **how))
 
     def write_chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> str:
-        """Render a conversation by the model's own template; arguments as for ``chat.render``."""
+        """Render a conversation with the model's own template; see ``chat.render`` for the arguments."""
         return render(choose_template(self.templates, tools), messages, tools, names=self._names, **how)
 
     def render_chat(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, also: str = "", **how: Any
     ) -> ChatText:
-        """Render a conversation as ``write_chat``, for ``encode_chat``.
+        """Render a conversation as ``write_chat`` does, for ``encode_chat``.
 
         Args:
-            messages, tools, **how: as of ``write_chat``.
-            also: a text that nobody may write but the template, such as the place of an image.
+            messages, tools, **how: see ``write_chat``.
+            also: a text that only the template may write, such as the placeholder of an image.
         """
         with _library(InvalidRequest, "the prompt cannot be encoded"):
             messages, tools, mark = self.control.hide(messages, tools, also)
@@ -172,7 +172,7 @@ class TextCodec:
 
     @cached_property
     def control(self) -> ControlTokens:
-        """The tokens that nobody may write but the template."""
+        """The special tokens that only the template may write."""
         return ControlTokens(self.tokenizer, self.templates.values())
 
     @property
@@ -183,7 +183,7 @@ class TextCodec:
 def _check(text: str) -> None:
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # how Python holds bytes that are no text
+    except UnicodeEncodeError as error:  # Python represents invalid bytes this way
         raise InvalidRequest(
             f"the prompt cannot be encoded: character {error.start}, {text[error.start]!r}, is no text",
             "expected UTF-8",
@@ -191,7 +191,7 @@ def _check(text: str) -> None:
 
 
 def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:
-    """Open the tokenizer in the file ``name`` of ``folder``, which has been tried apart from this process."""
+    """Open the tokenizer in the file ``name`` of ``folder``, after a trial in a separate process."""
     import tokenizers
 
     file = folder / name
@@ -200,7 +200,7 @@ def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:
     known = cache_folder() / "tokenizers" / f"{checked.digest(file)}-{tokenizers.__version__}"
     try:
         read_sealed(known, known.name)
-    except (OSError, ValueError):  # not tried yet, or somebody else says that it was
+    except (OSError, ValueError):  # not tried yet, or the record is not ours
         try_tokenizer(str(file.resolve()))
         with suppress(OSError):  # no cache: it is tried again next time
             write_sealed(known, known.name, {})

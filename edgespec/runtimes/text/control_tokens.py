@@ -31,11 +31,11 @@ _MARKS = range(0xE000, 0xF900)  # characters for private use
 
 @dataclass(frozen=True)
 class ChatText:
-    """What a template wrote.
+    """The text of a rendered template.
 
     Attributes:
-        marked: its text, with the mark inside each special token that somebody wrote.
-        mark: a character, or nothing where nobody wrote such a token.
+        marked: the text, with a mark inside each special token that came from a message.
+        mark: a character; empty if no message contained such a token.
     """
 
     marked: str
@@ -103,7 +103,7 @@ class ControlTokens:
             both, and the mark; nothing where there is no such token.
         """
         if not all(isinstance(message, Mapping) for message in messages):
-            return messages, tools, ""  # no conversation: its reader says so
+            return messages, tools, ""  # not a conversation: its reader reports that
         everyone, assistant = self._everyone, self._assistant
         if also and also not in self.words:
             everyone, assistant = _pattern(self.words | {also}), _pattern(self.words - OWN | {also})
@@ -164,7 +164,7 @@ class ControlTokens:
         return content is not None and text[slice(*place)].strip() == content.strip()
 
     def _as_text(self, text: str, first: bool) -> list[int]:
-        """Encode a text between two added tokens; ``first``: nothing stands before it."""
+        """Encode a text between two added tokens; ``first``: the sequence starts with it."""
         from tokenizers import PreTokenizedString
 
         tokenizer, before = self._tokenizer, "" if first else "x"
@@ -212,8 +212,8 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 def _pattern(words: Iterable[str]) -> re.Pattern[str]:
     """Make a pattern that finds any of ``words``, and the beginning of one at the end of a text.
 
-    The words are a tree by their characters: thousands of them are tried at once.  What begins at the end of a text may
-    go on in the next one.
+    The words form a tree by their characters, so thousands of them are tried at once.  The next text may complete a
+    word that begins at the end of this one.
     """
     tree: dict[str, Any] = {}
     for word in words:

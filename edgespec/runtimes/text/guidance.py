@@ -26,9 +26,9 @@ EACH_BYTES, CHARACTER_BYTES = 1 << 18, 224
 # states of a lexer, which llguidance makes while texts are written, and keeps: 200 to 500 bytes each.  With Qwen2.5's
 # vocabulary, a schema of 7 fields needs fewer than 500, one of 120 fields 4,000, and strings of 5,000 characters 16,000
 FEW_STATES, MANY_STATES, STATE_BYTES = 4096, 32768, 512
-LEAST_PROGRESS = 8  # tokens between two times that the states of a text are made again
+LEAST_PROGRESS = 8  # minimum tokens between two rebuilds of a text's states
 LARGE_KNOWN = 256  # grammars that are remembered to need many states
-TRIED_TOKENS, TRIED_SECONDS = 48, 0.2  # of a text by which a grammar is tried
+TRIED_TOKENS, TRIED_SECONDS = 48, 0.2  # limits for trying a grammar on a text
 NOT_VERBOSE, FULL = "<non-verbose/>", "too many states"  # in llguidance's messages
 WHY = {  # its reasons for stopping
     "NoExtensionBias": "it leads to where nothing is allowed",
@@ -131,8 +131,8 @@ class Guidance:
     def agreeing(self, mask: NDArray[np.bool_], forced: bytes) -> NDArray[np.bool_]:  # [vocab], [vocab]
         """Remove from ``mask`` the tokens that contradict ``forced``, the bytes that must come next.
 
-        Where a lone token writes them, as the space of ``"age": 5`` in a small SentencePiece vocabulary, llguidance
-        names the tokens behind it instead.
+        If a single token writes them, as the space of ``"age": 5`` in a small SentencePiece vocabulary, llguidance
+        names the tokens after it instead.
         """
         kept = np.zeros_like(mask)
         for token in mask.nonzero()[0]:
@@ -144,7 +144,7 @@ class Guidance:
 
     @cached_property
     def _written(self) -> list[bytes]:
-        """What each token writes, as llguidance names bytes that must come: a special token by its number."""
+        """Return the bytes of each token, as llguidance names forced bytes: a special token by its number."""
         known = self._tokenizer
         return [
             b"\xff[%d]" % token if known.is_special_token(token) else bytes(known.decode_bytes([token]))
@@ -168,7 +168,7 @@ class Guidance:
         return made.deep_copy()
 
     def _compile(self, grammar: Grammar, states: int) -> Any:
-        """Compile ``grammar`` into a matcher at the beginning of a text, whose lexer may have so many states."""
+        """Compile ``grammar`` into a matcher at the beginning of a text; its lexer has at most ``states`` states."""
         from llguidance import LLMatcher, LLParserLimits
 
         if len(grammar.text) > MOST:
@@ -225,7 +225,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def _why(problem: str) -> str:
-    """Say what stopped a matcher in words, without the state of its parser."""
+    """Explain what stopped a matcher, without the state of its parser."""
     first = problem.replace(NOT_VERBOSE, "").strip().partition("\n")[0]
     return WHY.get(first, first[:500]) or "no text is allowed here"
 
@@ -246,7 +246,7 @@ class GuidedText:
         self._matcher = guidance.compiled(grammar)  # llguidance's
         self._shared = not guidance.is_large(grammar)  # whether other texts use the same states
         self._at: list[int] = []  # tokens that the matcher has consumed
-        self._renewed = -LEAST_PROGRESS  # tokens of the text when its states were made again
+        self._renewed = -LEAST_PROGRESS  # number of tokens when the states were last rebuilt
 
     @property
     def ended(self) -> bool:
@@ -254,7 +254,7 @@ class GuidedText:
         return bool(self._matcher.is_stopped())
 
     def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
-        """See Constraint; behind a token that may not be there anything is: nobody will look."""
+        """See Constraint; positions after a disallowed token are unconstrained, because they are never read."""
         return self._mask() if self._go_to(prefix) else None
 
     def _mask(self) -> NDArray[np.bool_]:  # [vocab]
@@ -281,14 +281,14 @@ class GuidedText:
             if self._matcher.is_stopped():
                 return False
             if not self._ask("try_consume_tokens", [token]):
-                if self._mask()[token]:  # else a text would go on without its grammar
+                if self._mask()[token]:  # otherwise the rest of the text would ignore its grammar
                     raise InvalidRequest(f"the grammar cannot be followed: token {token} is allowed, and then refused")
                 return False
             self._at.append(token)
         return True
 
     def _ask(self, name: str, *given: Any) -> Any:
-        """Ask the matcher; one that has too many states is made again, with few at first.
+        """Query the matcher; rebuild one that has too many states, with few at first.
 
         Raises:
             InvalidRequest: the grammar leads to where nothing is allowed, or every few tokens need too many states.

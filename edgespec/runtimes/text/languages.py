@@ -1,7 +1,7 @@
-"""Languages by the codes that people write and by those that models have.
+"""Match the language names that users write with the codes of models.
 
-NLLB calls Korean ``kor_Hang``, mBART ``ko_KR``, M2M-100 ``ko`` and Marian ``kor``: whoever writes ``ko``, ``kor`` or
-``Korean`` means the same.  Codes are of ISO 639-1 and 639-3.
+NLLB calls Korean ``kor_Hang``, mBART ``ko_KR``, M2M-100 ``ko`` and Marian ``kor``: ``ko``, ``kor`` and ``Korean`` all
+mean the same.  Codes are of ISO 639-1 and 639-3.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _aliases() -> Mapping[str, frozenset[str]]:
 def code_of(token: str) -> str:
     """Return the code in a token that names a language: ``>>fra<<``, ``__fr__``, ``<2fr>``, ``<|fr|>``, ``fra_Latn``.
 
-    What has none of these forms is returned as it is.
+    Any other token is returned unchanged.
     """
     found = _WRAPPED.match(token)
     return next(code for code in found.groups() if code) if found else token

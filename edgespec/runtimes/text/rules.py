@@ -15,15 +15,15 @@ from edgespec.runtimes.files.text_form import WritingRules
 
 
 class RuledText:
-    """A constraint: what the rules of a model say of a text, with the same meaning as in transformers.
+    """A constraint that applies a model's generation rules, with the same meaning as in transformers.
 
     Args:
         rules: of the model.
         vocab: tokens of the model.
         ends: tokens that end a text.
         prompt: tokens that the text begins with; lengths count them.
-        length: tokens that the text may come to have, its beginning included; ``forced_end`` is its last.
-        beside: another constraint, which holds as well.
+        length: maximum length in tokens, beginning included; ``forced_end`` is its last.
+        beside: another constraint that also applies.
     """
 
     scored = False  # log-probabilities are the model's
@@ -72,7 +72,7 @@ class RuledText:
         return self._beside.forced(prefix, most) if self._beside else []
 
     def _banned(self, prefix: Sequence[int]) -> Iterator[int]:
-        """Tokens that may not follow this prefix, beside those that never come."""
+        """Yield the tokens that may not follow this prefix, except those that are never allowed."""
         rules, size = self._rules, len(prefix)
         if size < max(rules.least, self._prompt + rules.least_new):
             yield from self._ends

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.errors import InvalidRequest
 
-MOST_INLINED = 20000  # schemas that are looked at, or written, in place of a reference
+MOST_INLINED = 20000  # schemas that are checked, or copied, in place of a reference
 DEEPEST = 48  # of them within each other
 _LISTS = ("anyOf", "oneOf", "allOf")  # what holds for the same value
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -89,7 +89,7 @@ class _Closing:
         return self.closed(value) if key in _ONES else value
 
     def _opened(self, node: Any, depth: int = 0) -> Any:
-        """Copy a schema that holds for an object beside others: its properties are closed, itself it is not."""
+        """Copy one of several schemas for the same object: close its properties, but not the schema itself."""
         self._count(depth)
         if not isinstance(node, dict):
             return node

@@ -13,13 +13,13 @@ from edgespec.runtimes.text.languages import choose_language, names_of
 
 
 class SourceTexts:
-    """What an encoder reads, and what the decoder's text begins with.
+    """Encodes the encoder's input and the beginning of the decoder's text.
 
     Args:
         folder: of the bundle.
-        form: what stands around texts.
-        codec: of the decoder's texts; sources have the same tokenizer, but where the bundle has another for them.
-        checked: as of ``TextCodec``.
+        form: the tokens around texts.
+        codec: of the decoder's texts; sources use the same tokenizer, unless the bundle has a separate one for them.
+        checked: see ``TextCodec``.
     """
 
     def __init__(self, folder: Path, form: TextForm, codec: TextCodec, checked: Checked | None = None) -> None:
@@ -35,13 +35,13 @@ class SourceTexts:
             target: the language of the answer; None likewise.
 
         Raises:
-            InvalidRequest: a language that the model lacks, or none where it must be told one.
+                InvalidRequest: the model lacks the language, or requires one and got none.
         """
         words = self.codec.encode(self._prefix(origin, target) + text, special=False)
         return self._filled(self.form.source, words, origin, target)
 
     def begin(self, origin: str | None = None, target: str | None = None) -> list[int]:
-        """Tokens that the decoder's text begins with; arguments and errors as of ``encode``."""
+        """Return the tokens that the decoder's text begins with; see ``encode`` for arguments and errors."""
         return self._filled(self.form.begin, [], origin, target)
 
     def _filled(
@@ -70,9 +70,9 @@ class SourceTexts:
         return form.languages[choose_language(wanted, form.languages)]
 
     def _prefix(self, origin: str | None, target: str | None) -> str:
-        """Words before the source that tell the languages, where they do; languages that nothing can tell are refused.
+        """Return the words before the source that name the languages; reject languages that cannot be named.
 
-        A model that hears what it reads by itself, such as one from several languages to English, is not told ``from``.
+        A model that detects its input language, such as one that translates to English only, needs no ``origin``.
         """
         form = self.form
         if origin is None and target is None:

@@ -25,7 +25,7 @@ def special_name(config: dict[str, Any], other: dict[str, Any], key: str) -> str
 
 
 def read_object(path: Path, infinite: bool = False) -> dict[str, Any]:
-    """Read the JSON object in the file at ``path``, empty if there is no such file; ``infinite`` as of ``parse_json``.
+    """Read the JSON object in the file at ``path``, empty if it does not exist; ``infinite``: see ``parse_json``.
 
     Raises:
         BundleError: the file is not JSON.

@@ -23,7 +23,7 @@ class StopStrings:
         return None
 
     def beginning(self, text: str) -> int:
-        """Length of the longest end of a text that one of them begins with, and goes on after."""
+        """Return the length of the longest suffix of a text that is a proper prefix of a stop string."""
         longest = self._lengths[-1] if self._lengths else 0
         for length in range(min(len(text), longest - 1), 0, -1):
             tail = text[-length:]

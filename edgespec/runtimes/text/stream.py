@@ -10,24 +10,24 @@ from edgespec.runtimes.text.stops import StopStrings
 
 
 class StreamDecoder:
-    """Text of a growing token list, given out as soon as it is complete UTF-8 and cannot begin a stop string.
+    """Decodes a growing token list; returns text once it is complete UTF-8 and cannot begin a stop string.
 
-    The window is the last tokens that gave text and those after them: enough for the space of the next word, and for
-    characters that are written by several tokens.
+    The window is the last tokens that gave text and those after them.  That is enough for the space of the next
+    word, and for characters that span several tokens.
 
     Args:
         codec: the tokenizer.
-        prompt: the last tokens of the prompt: some tokenizers write a word's leading space by what stands before it.
+            prompt: the last tokens of the prompt, because some tokenizers need them to decode a word's leading space.
         stop: strings that end the text; they are not part of it.
         markers: special tokens that are part of it.
 
     Attributes:
-        text: everything given out so far.
+        text: all text returned so far.
         stopped: the stop string that ended the text; None = none did.
     """
 
     _CONTEXT = 8  # tokens of the prompt that are enough context, if no character is cut
-    _HALF = 3  # most bytes of a character that is not whole yet, each perhaps written as U+FFFD
+    _HALF = 3  # maximum bytes of an incomplete character, each perhaps decoded as U+FFFD
 
     def __init__(
         self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = (), markers: Sequence[str] = ()
