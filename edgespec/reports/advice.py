@@ -1,4 +1,4 @@
-"""What to use when: advice for four situations, from the rows that ``bench`` measured and nothing else."""
+"""Advise on formats and methods for four situations, only from the rows that ``bench`` measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Advice:
     bundle: str  # the bundle to take
     format: str  # of its weights
     method: str  # the method; ``ar`` = plain decoding
-    why: str  # in words, with the figures it rests on
+    why: str  # the reason, with the figures it rests on
     # the rows compared, as ``format method``; with several bundles of a format their folders instead
     evidence: list[str]
     measured: bool  # whether the situation itself was measured; False = derived by a rule, which ``why`` names
@@ -104,7 +104,7 @@ def _batch(rows: Sequence[Row]) -> Advice:
 
 
 def quality_words(parity: Mapping[str, Any]) -> str:
-    """Say what quantization lost on texts that it did not see, beside llama.cpp's rounding of the same weights."""
+    """Describe quantization loss on held-out texts, compared with llama.cpp's rounding of the same weights."""
     said = []
     for name, text in {"own": "what the model writes", "text": "another text"}.items():
         figures = parity.get("held_out", {}).get(name, {})

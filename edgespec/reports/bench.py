@@ -25,10 +25,10 @@ RESAMPLES = 2000
 
 @dataclass
 class MethodFigures:
-    """What was measured of one method."""
+    """Measurements of one method."""
 
     method: str  # its name; ``plain`` is the baseline
-    ms_per_token: list[float] = field(default_factory=list)  # one figure per run, prefill apart
+    ms_per_token: list[float] = field(default_factory=list)  # one figure per run, without prefill
     ratios: list[float] = field(default_factory=list)  # plain decoding's time over this method's, pair by pair
     results: list[Result] = field(default_factory=list)  # the runs
     same_text: int = 0  # runs whose tokens equal those of strict plain decoding
@@ -41,7 +41,7 @@ class MethodFigures:
     warm_up: bool = True  # what there is comes from the first round, whose times do not count once there are others
 
     def take(self, result: Result, base_ms: float, same: bool) -> None:
-        """Add a run; ``base_ms``: what a token of plain decoding took beside it."""
+        """Add a run; ``base_ms``: time per token of plain decoding in the same turn."""
         ms = result.stats.decode_ms / result.stats.tokens
         self.results.append(result)
         self.same_text += same
@@ -104,7 +104,7 @@ def bench_all(
     prompts: Sequence[Prompt],  # texts or token ids
     settings: Settings,  # sampling, length and gamma of every run
     repeats: int,  # rounds over all prompts, after one that is not timed
-    batch: int = 0,  # time so many sequences together, too: the prompts, over again where there are fewer; 0 = do not
+    batch: int = 0,  # also time this many sequences together, repeating the prompts if there are fewer; 0 = do not
     progress: Callable[[int, int, str], None] | None = None,  # called with (done, of, what)
     on_stop: Callable[[], None] | None = None,
     on_figures: Callable[[Sequence[MethodFigures]], None] | None = None,

@@ -36,7 +36,7 @@ TEXTS = 2  # times that every prompt is written at most
 
 
 def pass_times(results: Iterable[Result]) -> dict[int, float]:
-    """Time passes by their rows, whoever asked for them: milliseconds, medians."""
+    """Return the median milliseconds of passes by their number of rows."""
     times: dict[int, list[float]] = {}
     for seen in (seen for result in results for seen in result.stats.recent):
         times.setdefault(1 + seen.drafted, []).append(seen.verify_ms)
@@ -44,9 +44,9 @@ def pass_times(results: Iterable[Result]) -> dict[int, float]:
 
 
 def mean_round(results: Sequence[Result], passes: Mapping[int, float]) -> tuple[float, float, float]:
-    """(drafts, pass, rest) of a mean round, in milliseconds; ``passes``: what those of so many rows take.
+    """Return (drafts, pass, rest) of a mean round, in milliseconds; ``passes``: milliseconds by number of rows.
 
-    Of rounds with as many rows the median counts for all: one that the system interrupted says nothing.
+    All rounds with the same number of rows count as their median, because the system may interrupt single rounds.
     """
     drafts: dict[int, list[float]] = {}
     for seen in (seen for result in results for seen in result.stats.recent):
@@ -86,10 +86,10 @@ def make_trial(results: Sequence[Result], passes: Mapping[int, float], plain: fl
 
 
 def make_trials(results: Mapping[str, Sequence[Result]], apart: bool) -> dict[str, Trial]:
-    """Make what a profile keeps; ``apart``: plain decoding has a graph of its own.
+    """Make the trials of a profile; ``apart``: plain decoding has a separate graph.
 
-    Passes of as many rows over the same graph are the same, whatever the method: together they are timed best.  Those
-    of early exits are not, because layers have run before.
+    Passes with the same number of rows over the same graph are the same for all methods: together they are timed best.
+    Those of early exits are not, because layers have run before.
     """
     own = {name for name in results if has_exits(name) or (apart and name == AR)}
     shared = pass_times(result for name, made in results.items() if name not in own for result in made)
@@ -105,11 +105,11 @@ def _length(seconds: float, step_ms: float, runs: int, room: int) -> int:
     return max(1, min(NEW, max(FEWEST_NEW, fitting), room - 1))
 
 
-SECONDS = 15.0  # of all parts together, loading apart
+SECONDS = 15.0  # for all parts together, without loading
 SHARES = {"passes": 0.33, "prefill": 0.10, "drafts": 0.07, "trials": 0.50}  # in this order
 ROWS = (1, 2, 3, 5, 9, 17)
 DEPTHS = (64, 512, 2048, 8192, 32768, 131072)
-FEWEST_DEPTHS = 2  # timed however long they take: what grows with depth is a line
+FEWEST_DEPTHS = 2  # always timed, because the time that grows with depth is a line
 ON_DEVICE = 512  # deepest on a device whose memory must be filled by a real prefill
 KV_SHARE = 0.25  # of the memory that is free: keys and values of the deepest pass take no more
 PREFILL = 128  # tokens of a timed prefill
@@ -129,9 +129,9 @@ def calibrate(
     progress: Progress = lambda *_: None,
     clock: Clock = perf_counter,
 ) -> Profile:
-    """Measure a bundle on this machine, loaded in this way.
+    """Measure a bundle on this machine with these load options.
 
-    The seconds are divided among the parts, each of which makes its fewest turns however long they take.
+    The seconds are divided among the parts; each of them makes at least its minimum number of turns.
 
     Raises:
         EdgespecError: the bundle cannot be run in this way.
@@ -143,7 +143,7 @@ def calibrate(
 
 @dataclass
 class Calibrator:
-    """The parts of a calibration, one after the other; fields as for ``calibrate``."""
+    """The parts of a calibration, in order; see ``calibrate`` for the fields."""
 
     bundle: Bundle
     options: LoadOptions | None = None
@@ -302,7 +302,7 @@ class Calibrator:
             return None
 
     def _prefill(self, slot: Slot) -> None:
-        """Tokens a second, by depth."""
+        """Measure prefill in tokens per second, by depth."""
         wanted = [depth for depth in self.passes if depth <= self.engine.context - PREFILL] or [0]
         size = min(PREFILL, self.engine.context - 1 - wanted[0])
         tokens = [0] * size

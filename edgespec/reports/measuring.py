@@ -1,4 +1,4 @@
-"""Passes to be timed, and where the time of a pass goes beside what the machine allows."""
+"""Time passes, and find where they take longer than the machine's limits."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ WARM = 2
 def profile_passes(
     engine: Engine, rows: Sequence[int] = ROWS, depth: int = DEPTH, turns: int = TURNS
 ) -> dict[str, Any]:
-    """Profile passes of several numbers of rows, in turns, over keys and values that are made up.
+    """Profile passes of several numbers of rows, interleaved, over synthetic keys and values.
 
-    Roofs are those of the machine, the better of before and after.  ``planned_mb`` is what the planner takes a pass of
-    one row to read (``traffic``).  For JSON; the keys are stable.
+    Rooflines are the machine's, the better of before and after.  ``planned_mb`` is the planner's estimate of the data
+    that a pass of one row reads (``traffic``).  For JSON; the keys are stable.
 
     Raises:
         InvalidRequest: the engine does not run native operators on the processor.
@@ -84,7 +84,7 @@ def profile_passes(
 
 
 def _pass(rows: int, found: PassCounts, one: float, roofs: RooflineLimits) -> dict[str, Any]:
-    """Describe passes over so many rows; ``one``: seconds of a pass over the fewest."""
+    """Describe passes over ``rows`` rows; ``one``: seconds of a pass over the fewest."""
     parts = {
         name: {
             "ms": 1000 * part.seconds,

@@ -1,4 +1,4 @@
-"""A page that shows a measurement to somebody else: one file, without scripts and without anything from elsewhere."""
+"""Write a measurement as a page to share: one file, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Foreign(BaseModel):
 
 
 class _Bench(RootModel[Annotated[list[Foreign], Field(min_length=1)]]):
-    """What llama-bench writes."""
+    """The output of llama-bench."""
 
 
 def read_llama_bench(file: Path) -> list[Foreign]:
@@ -236,8 +236,8 @@ def write_page(
     prompt: Prompt,  # whose text is shown with its guesses
     settings: Settings,  # of the measurement
     command: str,  # how to repeat it
-    foreign: Sequence[Foreign] = (),  # figures of llama.cpp to show beside them
-    busy: str = "",  # what else ran while they were measured, in words
+    foreign: Sequence[Foreign] = (),  # figures of llama.cpp to compare with
+    busy: str = "",  # other programs that ran during the measurement
 ) -> None:
     """Write it, whole or not at all."""
     from jinja2 import Environment, StrictUndefined

@@ -40,14 +40,14 @@ from edgespec.version import __version__
 T = TypeVar("T")
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS, BRIEF = 8, 16, 32, 8
 LINE = 80  # characters of a line that is a source
-PICTURE = 32, 256  # pixels: so long that few tiles are cut of it
+PICTURE = 32, 256  # pixels: long enough that it is cut into few tiles
 
 
 def golden_prompts(engine: Engine, text: str) -> list[list[int] | Source]:
-    """Short prompts taken from a text at even distances, each beginning a line where possible.
+    """Take short prompts from a text at even distances, each at the beginning of a line where possible.
 
-    Of an encoder-decoder they are sources, as long as it reads, and their languages the first that it has where it must
-    be told; of one that reads features there are none.
+    For an encoder-decoder of text they are sources of its maximum length; if it requires languages, they are its first
+    ones.  An encoder-decoder of features gets none.
     """
     if engine.sources is not None:
         form, languages = engine.sources.form, list(engine.sources.form.languages)[:2]
@@ -75,7 +75,7 @@ def _spread(lines: list[T]) -> list[T]:
 
 
 def made_by(engine: LoadedBundle) -> dict[str, str]:
-    """Name what decides the bits of plain decoding: native operators alone, or also machine and ONNX Runtime."""
+    """Name what determines the bits of plain decoding: native operators, or stock ones with machine and runtime."""
     kind = engine.operators.kind
     if kind == "native":
         return {"operators": kind}
@@ -85,11 +85,11 @@ def made_by(engine: LoadedBundle) -> dict[str, str]:
 
 
 def why_free(engine: LoadedBundle) -> str:
-    """Why this engine need not reproduce the bundle's golden vectors, in words; "" = it must, bit for bit."""
+    """Explain why this engine need not reproduce the bundle's golden vectors; "" = it must, bit for bit."""
     manifest = engine.bundle.manifest
     if engine.device != "cpu":
         return f"device {engine.device} rounds differently"
-    # a bundle that does not say it was made by what its layout is for
+    # a bundle without this entry was made with the operators that its layout is for
     then: dict[str, str] = manifest.provenance.get("golden") or {"operators": manifest.target.layout}
     for name, now in made_by(engine).items():
         if name not in then:
@@ -117,7 +117,7 @@ def make_golden(
 
 
 def _seen(engine: Engine, text: str) -> list[SeenVector]:
-    """Let a model that reads pictures go on with one and a line of the text."""
+    """Let a model that accepts images continue one and a line of the text."""
     if engine.images is None or engine.images.kind != "image" or find_spec("PIL") is None:
         return []
     line = next(filter(str.strip, text.splitlines()), "It is")[:LINE]
@@ -131,15 +131,15 @@ def _seen(engine: Engine, text: str) -> list[SeenVector]:
 
 
 def check_running(engine: LoadedBundle) -> dict[str, Any]:
-    """Take the digests of all that an engine runs, whatever is remembered of them.
+    """Compute the digests of all files that an engine runs, without using stored ones.
 
     Returns:
         for JSON; the keys are stable: how many ``files``, those in the cache among them, and their ``bytes``; version
         of ``onnxruntime``; ``native``: version, instruction set and SHA-256 of the operators, None = stock ones run;
-        ``unproven``: what could not be checked, a sentence each.
+        ``unproven``: unchecked parts, a sentence each.
 
     Raises:
-        BundleError: something is not what the manifest, or the record of a conversion, says; or the native operators
+        BundleError: a file differs from the manifest, or from the record of a conversion; or the native operators
             are of another version than this program.
     """
     files, size = engine.bundle.checked.retake()
@@ -190,7 +190,7 @@ class Difference:
 
 @dataclass
 class MethodProof:
-    """What was found of one method."""
+    """Results of checking one method."""
 
     method: str  # its name
     prompts: int = 0  # how many were tried
@@ -264,9 +264,9 @@ def golden_of(engine: Engine) -> list[tuple[list[int] | Source, list[int]]]:
 
 
 def check_golden(engine: Engine) -> tuple[int, int]:
-    """(reproduced, all) of the bundle's golden vectors that fit the engine's context, by strict plain decoding.
+    """Count the bundle's golden vectors that fit the engine's context -> (reproduced, all), by strict plain decoding.
 
-    None where another attention than the bundle's default decodes: it writes a text of its own.
+    None where an attention other than the bundle's default decodes, because its text differs.
     """
     default, exact = default_attention(engine.bundle.manifest.target), ("f32", "f16")
     coded = engine.attention.kv is not None and engine.attention.name not in exact
@@ -306,15 +306,15 @@ def _difference(
         slot.keep([0])
         tokens.append(token)
     limit = max(near_tie_limit(engine, tokens, given), TREE_FACTOR * of_trees)
-    # the texts part for good, but each later token must still be what plain decoding all but writes after that text
+    # the texts differ from here on, but each later token must still be almost plain decoding's choice after that text
     return Difference(number, at, expected[at], got[at], gaps[0], is_near_tie(gaps, limit))
 
 
 def near_tie_limit(engine: Engine, tokens: Sequence[int], prompt: Sequence[int] | Source | None = None) -> float:
-    """How far apart two logits may be and still be a near-tie, in standard deviations of a row.
+    """Return the largest difference of two logits that is still a near-tie, in standard deviations of a row.
 
-    Measured on this machine: the largest difference between a row computed alone and the same row at the head of a
-    block.
+    Measured on this machine: the largest difference between a row in a pass of one row and the same row at the head
+    of a block.
     """
     slot = engine.open_slot(prompt=prompt)
     probed = list(tokens[-PROBED:])
@@ -330,11 +330,11 @@ def near_tie_limit(engine: Engine, tokens: Sequence[int], prompt: Sequence[int] 
 
 
 def _noise(engine: Engine, prompt: Prompt, written: Sequence[int], chains: bool, settings: Settings) -> float:
-    """How much logits of a text differ, in standard deviations, if it is written by trees instead of row by row.
+    """Measure how much logits of a text differ, in standard deviations, between trees and single rows.
 
-    The rows of a tree add up in another order, and what they leave in the cache carries that on.  Where activations are
-    quantized, a last bit may turn into another level: rarely, but then it is hundredths of a deviation.
-    ``chains``: for a graph that takes chains alone: four rows a pass instead of row by row.
+    The rows of a tree sum up in another order, and the cache carries the difference forward.  With quantized
+    activations, a last bit may change a level.  That is rare, but then the difference is hundredths of a deviation.
+    ``chains``: for a graph that accepts only chains: four rows per pass instead of row by row.
     """
     given = engine.encode(prompt, settings)
     tokens = [*begun(given), *written]

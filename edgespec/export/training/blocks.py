@@ -1,8 +1,8 @@
-"""Drafters of blocks that learn: DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
+"""Train drafters of blocks: DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
 
-What was tapped of the target before a random token gives the context; the token and masks behind it are a block, whose
-rows see the context and each other.  Many blocks of a text are computed at once.  The embedding and the LM head are the
-target's and stay as they are, so that programs which take them from the target guess the same.
+The target's tapped states before a random token are the context.  The token and the masks after it are a block, whose
+rows see the context and each other.  Many blocks of a text are computed at once.  The embedding and the LM head are
+the target's and stay unchanged, so programs that take them from the target draft the same tokens.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from edgespec.export.training.options import TrainOptions
 from edgespec.export.training.target import Target
 
 BLOCK: dict[str, int] = {"dspark": 7, "dflash": 8}  # rows, the pending token's among them
-FADE = 4.0  # guesses after which a guess counts for 1 / e of the first
+FADE = 4.0  # position at which a draft token's weight has fallen to 1 / e of the first
 RANK = 64  # at most, of a Markov head
 SHARE = 1.5  # rows of blocks that a step computes, of the text's tokens
 
 
 class Blocks(HiddenStateLearner):
-    """A few layers over the target's hidden states that guess a block at once.
+    """A few layers over the target's hidden states that draft a block at once.
 
-    With an ``anchor`` (DSpark) the pending token's row guesses, too, each guess is corrected by the token before it (a
-    Markov head of a low rank), and a confidence head learns the chance that it is accepted: the overlap of both
+    With an ``anchor`` (DSpark) the pending token's row also drafts.  A Markov head of low rank then corrects each draft
+    token by the previous token.  A confidence head learns the chance that it is accepted: the overlap of both
     distributions.
     """
 
@@ -187,7 +187,7 @@ class Blocks(HiddenStateLearner):
 
 
 def mask_token(target: Target) -> int:
-    """Choose what stands where guesses will be: a token that no text goes on after."""
+    """Pick the mask token: one that is never followed by text."""
     vocab, config = target.facts.vocab, target.model.config
     known = [config.pad_token_id, *target.source.eos, vocab - 1]
     return next(int(each) for each in known if isinstance(each, int) and 0 <= each < vocab)

@@ -1,4 +1,4 @@
-"""Texts that the target writes itself (self-distillation)."""
+"""Generate training texts with the target (self-distillation)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgespec.export.training.target import Source, Target
 from edgespec.export.training.windows import Windows
 
 TOGETHER = 32  # texts written at once: bounds the KV cache
-SEED_TOKENS = 4  # of a random place of a text, where there is no BOS
+SEED_TOKENS = 4  # from a random place of a text, if there is no BOS
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Order:
     name: str  # of the batch; also what its random numbers depend on
     count: int  # texts
     length: int  # tokens of each, seed included
-    greedy_from: int | None = None  # the token from which the likeliest is written instead of a drawn one; None = never
-    read: NDArray[np.int64] | None = None  # what an encoder-decoder writes about, int64 [count, S], as of ``Windows``
+    greedy_from: int | None = None  # first greedy token; earlier ones are sampled; None = all are
+    read: NDArray[np.int64] | None = None  # sources of an encoder-decoder, int64 [count, S]; see ``Windows``
 
 
 def orders(
     kind: str, count: int, length: int, greedy_from: int | None = None, read: NDArray[np.int64] | None = None
 ) -> list[Order]:
-    """So many texts in batches of ``TOGETHER``; ``read``: the source of each."""
+    """Split ``count`` texts into batches of ``TOGETHER``; ``read``: the source of each."""
     found = []
     for number, start in enumerate(range(0, count, TOGETHER)):
         own = None if read is None else read[start : start + TOGETHER]
@@ -41,11 +41,11 @@ def orders(
 
 
 def write_texts(target: Target, order: Order, seed: int, texts: Sequence[str] = ()) -> Windows:
-    """Let the target write; the texts follow from the seed and the order's name alone.
+    """Generate texts with the target; they depend only on the seed and the order's name.
 
-    A text begins with BOS, or, where the tokenizer has none, with ``SEED_TOKENS`` tokens of a random place of ``texts``
-    (or of the calibration text); it is drawn at temperature 1 and ends after an EOS.  That of an encoder-decoder begins
-    as all of its texts do.
+    A text begins with BOS.  If the tokenizer has none, it begins with ``SEED_TOKENS`` tokens of a random place of
+    ``texts`` (or of the calibration text).  It is sampled at temperature 1 and ends after an EOS.  For an
+    encoder-decoder, the beginning is the usual one.
 
     Returns:
         ``order.count`` windows of at most ``order.length`` tokens.

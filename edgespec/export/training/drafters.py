@@ -1,9 +1,9 @@
-"""Drafters that learn: a small Llama distilled from the target (arXiv 2211.17192), and EAGLE-3 (arXiv 2503.01840).
+"""Train drafters: a small Llama distilled from the target (arXiv 2211.17192), and EAGLE-3 (arXiv 2503.01840).
 
-EAGLE is trained as it drafts. Training-time test: the cell is run several steps deep over a whole text at once.  At
-step j row i holds its OWN hidden state of step j - 1 beside the true token i + 1 + j, stands at position i + j, and
+EAGLE is trained in the way it drafts.  Training-time test runs the cell several steps deep over a whole text at once.
+At step j, row i holds its OWN hidden state of step j - 1 and the true token i + 1 + j, has position i + j, and
 predicts token i + 2 + j.  It attends to the true entries of rows up to i, which are step 0's, and to its own entries
-of the steps in between: what a chain sees.  Without it the first guess is better and the second one fails.
+of the steps in between, as in a chain.  Without it the first draft token is better and the second one fails.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def draft_config(target: Target, shape: DraftShape) -> LlamaConfig:
 @torch.no_grad()
 def _start_from(model: Any, target: Target) -> None:
     """Give a fresh model what it can use of the target."""
-    arch, theirs = target.source.arch, target.source.arch.tensors  # by Llama's names, whatever the model is
+    arch, theirs = target.source.arch, target.source.arch.tensors  # by Llama's names, for every model
     embedding = target.model.get_input_embeddings().weight.detach().float().cpu()
     for name, ours in model.named_parameters():
         if name == "model.embed_tokens.weight":
@@ -119,7 +119,7 @@ def _reduced(matrix: Tensor, width: int) -> Tensor:
         return F.pad(matrix, (0, width - matrix.shape[1]))
     values, vectors = torch.linalg.eigh(matrix.double().T @ matrix.double())
     chosen = vectors[:, values.argsort(descending=True)[:width]]  # [k, width]
-    signs = torch.where(chosen.sum(0) < 0, -1.0, 1.0)  # eigenvectors have no sign of their own
+    signs = torch.where(chosen.sum(0) < 0, -1.0, 1.0)  # eigenvectors have no unique sign
     found = (matrix.double() @ (chosen * signs)).float()
     return found * (DRAFT_SPREAD / found.std())
 

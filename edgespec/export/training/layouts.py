@@ -1,9 +1,9 @@
-"""Trained drafters and heads in the layouts of other programs, as their loaders read them.
+"""Write trained drafters and heads in the layouts of other programs, as their loaders read them.
 
-SGLang's loaders: of EAGLE-3 ``midlayer``, ``fc``, ``norm``, ``lm_head``, ``d2t`` and ``t2d``, where zeros are filled in
-for what is missing; of DSpark and DFlash layers, ``fc`` and norms, while the LM head and the embedding are the model's.
-They count layers by their outputs.  Speculators numbers layers, nests the layer's configuration, and keeps copies of
-the model's embedding and LM head.  Medusa's authors number heads, each with an LM head of its own.
+SGLang's loader of EAGLE-3 reads ``midlayer``, ``fc``, ``norm``, ``lm_head``, ``d2t`` and ``t2d``, and fills missing
+ones with zeros.  Its loaders of DSpark and DFlash read layers, ``fc`` and norms, and use the model's LM head and
+embedding.  They count layers by their outputs.  Speculators numbers layers, nests the layer's configuration, and keeps
+copies of the model's embedding and LM head.  Medusa's authors number heads, and each has its LM head.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is trained, as torch modules that turn tokens into a loss: ``Learner`` and the heads on the last hidden state.
+"""Torch modules that turn tokens into a loss: ``Learner``, and the heads on the last hidden state.
 
 The arithmetic is that of ``runtimes.manifest.HeadGroup``; tensor names are those of ``export.drafters.heads``.
 """
@@ -23,10 +23,9 @@ Logits = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, v
 
 
 class Learner(nn.Module, ABC):  # type: ignore[misc]
-    """A thing to train for a frozen target.
+    """A module to train for a frozen target.
 
-    Its parameters are what is trained; the target is no part of it, so that it is neither saved nor synchronized.
-
+    Only its own parameters are trained.  The target is not a submodule, so it is neither saved nor synchronized.
     """
 
     def __init__(self, target: Target, options: TrainOptions) -> None:
@@ -183,7 +182,7 @@ class LastHidden(Learner):
 
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
         hidden = states[-1]  # [B, T, H]
-        # the target's own distribution of token t + head + 2 stands at position t + head + 1
+        # position t + head + 1 has the target's own distribution of token t + head + 2
         teacher = tokens if self.of_text else self.target.logits(hidden).softmax(-1)  # [B, T] or [B, T, V]
         total = hidden.new_zeros((), dtype=torch.float32)
         at = torch.arange(tokens.shape[1], device=tokens.device)
@@ -208,7 +207,7 @@ class LastHidden(Learner):
 class Medusa(LastHidden):
     """y_i = h + silu(W_i h + b_i); W and b start at 0, so that training starts from next-token prediction.
 
-    Medusa-1 of arXiv 2401.10774: the target stays as it is.  LM heads of their own start as the target's.
+    Medusa-1 of arXiv 2401.10774: the target stays unchanged.  Separate LM heads start as copies of the target's.
     """
 
     def __init__(self, target: Target, options: TrainOptions) -> None:
@@ -297,7 +296,7 @@ class EarlyExitHeads(Learner):
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         final, exits = self.target.exits(tokens, self.layers)
         wanted = self.target.logits(final).argmax(-1)
-        # the last position is left out as it is for other heads: what it predicts is no part of the text
+        # leave out the last position, as for other heads: the text does not contain its prediction
         valid = torch.arange(tokens.shape[1], device=tokens.device)[None] + 1 < lengths[:, None]
         for weight, hidden in zip(self.weight, exits, strict=True):
             yield self.target.scored(F.linear(hidden.float(), weight)).float(), wanted, valid

@@ -19,7 +19,7 @@ from edgespec.export.training.windows import Windows, batch_rows
 BETAS = (0.9, 0.99)
 CLIP = 1.0  # largest norm of the gradients
 LOWEST = 0.01  # of the peak rate, at the end
-EPOCHS = 4.0  # passes over the windows if nothing is said
+EPOCHS = 4.0  # default number of passes over the windows
 LINES = 20  # reports of a whole training
 CACHE_BYTES = 1 << 30  # of the target's states of all windows
 TOGETHER = 8  # windows of a pass that computes them
@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 @dataclass
 class History:
-    """What a training has seen."""
+    """Losses and accuracies of a training."""
 
     losses: list[float] = field(default_factory=list)  # of every step
     accuracy: dict[int, list[float]] = field(default_factory=dict)  # {step: [top-1 of each head]} on held-out text
@@ -62,7 +62,7 @@ def run_steps(
 
     Args:
         accelerator: of accelerate; its processes share every batch.
-        state: where checkpoints are kept, by the main process alone.
+            state: stores checkpoints, from the main process only.
         look: measures held-out top-1 accuracy by head.
 
     Raises:
@@ -163,7 +163,7 @@ def one_step(model: Any, optimizer: Any, accelerator: Any, batch: tuple[Any, Any
     optimizer.zero_grad()
     accelerator.backward(loss)
     norm = float(accelerator.clip_grad_norm_(model.parameters(), CLIP))
-    if not math.isfinite(norm) and accelerator.scaler is None:  # a scaler leaves such steps out by itself
+    if not math.isfinite(norm) and accelerator.scaler is None:  # a scaler skips such steps automatically
         raise _broken(f"the gradients of step {step + 1} are not finite")
     optimizer.step()
     return value

@@ -1,4 +1,4 @@
-"""What a guess costs while it is learnt, and how much each guess of a round counts."""
+"""Compute the training loss of a draft token, and the weight of each draft token of a round."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SMOOTH = 0.5  # of D-PACE's confidences (arXiv 2605.18810, equation 7)
 
 
 def guess_losses(logits: Tensor, wanted: Tensor, loss: Loss) -> Tensor:
-    """Compute the loss of each guess, [n], in nats.
+    """Compute the loss of each draft token, [n], in nats.
 
-    ``lk`` is the hybrid of arXiv 2602.23881: at first the divergence, and the more both distributions overlap, the more
-    the overlap itself, which is the chance that a drawn guess is accepted.  Both are without the entropy of ``wanted``.
-    Of tokens it is the cross entropy, as every other loss.
+    ``lk`` is the hybrid of arXiv 2602.23881.  It starts as the divergence.  The more both distributions overlap, the
+    more it becomes the overlap, which is the chance that a sampled draft token is accepted.  Neither includes the
+    entropy of ``wanted``.  With tokens as ``wanted``, every loss is the cross entropy.
 
     Args:
-        logits: of guesses, [n, vocab].
+        logits: of draft tokens, [n, vocab].
         wanted: the target's distributions, [n, vocab], or tokens, int64 [n].
     """
     losses = F.cross_entropy(logits, wanted, reduction="none")
@@ -32,14 +32,14 @@ def guess_losses(logits: Tensor, wanted: Tensor, loss: Loss) -> Tensor:
 
 
 def round_weights(losses: Tensor, valid: Tensor, fades: Tensor, loss: Loss) -> Tensor:
-    """Weigh the guesses of rounds by their place in them, [..., K], K of them in a round.
+    """Weigh the draft tokens of rounds by their position in the round, [..., K], K of them in a round.
 
-    ``d-pace`` (arXiv 2605.18810, equations 7 and 8) weighs a guess by the tokens that stand or fall with it, if each is
-    right with the chance that the drafter gives the text.
+    ``d-pace`` (arXiv 2605.18810, equations 7 and 8) weighs a draft token by the later tokens that depend on it, if
+    each is accepted with the drafter's probability of the text.
 
     Args:
-        losses: of the guesses, [..., K]; valid: where they count.
-        fades: weights of the guesses of a round, [K], where nothing else says them; their sum stays.
+        losses: of the draft tokens, [..., K]; valid: where they count.
+        fades: default weights of a round's draft tokens, [K]; their sum stays.
     """
     weights = fades * valid / valid.flatten(0, -2).sum(0).clamp(min=1)
     if loss != "d-pace":

@@ -21,7 +21,7 @@ from edgespec.export.training.learners import Chain
 from edgespec.export.training.options import TrainOptions
 from edgespec.export.training.target import Target
 
-SPREAD = 0.2  # the matrix that joins begins as the hidden state itself and so much of random numbers
+SPREAD = 0.2  # the joining matrix begins as the hidden state plus random numbers of this scale
 
 
 class Mtp(Chain):

@@ -12,7 +12,7 @@ from edgespec.drafters.registry import has_exits, needing
 from edgespec.errors import TrainingError
 from edgespec.runtimes.files.manifest import ModelFacts
 
-DRAFTERS = ("eagle", "dspark", "dflash", "mtp")  # over hidden states; their training ends by itself
+DRAFTERS = ("eagle", "dspark", "dflash", "mtp")  # over hidden states; training ends by default when it stops improving
 LAST_HIDDEN = ("medusa", "blockwise")  # heads on the last hidden state, of encoder-decoders too
 METHODS = (*needing("heads"), "draft", *DRAFTERS)
 EXITS = tuple(name for name in METHODS if has_exits(name))
@@ -25,11 +25,11 @@ RATES = {"medusa": 1e-2, "blockwise": 1e-2, **dict.fromkeys(EXITS, 5e-3), "draft
          "eagle": 4e-3, "dspark": 4e-3, "dflash": 4e-3, "mtp": 2e-3}  # at width 64  # fmt: skip
 HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
 PROMPT = 16  # tokens of a held-out text that are given, not measured
-OWN_TEXTS = 1000  # that the target writes where nothing is said
-BEGUN = 32  # of a training that ends by itself
-MINUTES = 10.0  # of a training that ends by itself
+OWN_TEXTS = 1000  # number of texts that the target generates by default
+BEGUN = 32  # windows at first, if training ends when it stops improving
+MINUTES = 10.0  # time limit, if training ends when it stops improving
 MULTIPLE = 32  # sizes of a draft are multiples of it: a block of int4 levels
-# these change nothing of the result, so that a training may go on with others
+# these do not change the result, so a resumed training may use others
 FREE = (
     "output",
     "threads",
@@ -49,28 +49,44 @@ class TrainOptions:
     """One training.
 
     Attributes:
-        method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to write.
-        data: texts to train on, or what an encoder-decoder reads. self_distill: texts that the target writes itself,
-        besides or instead; without both it writes ``OWN_TEXTS``.
-        greedy_fraction: share of them that go on greedily after some drawn tokens. heads: guesses of medusa and
-        blockwise; how many steps deep eagle and mtp are trained. own_lm_heads: medusa: each head gets an LM
-        head of its own. hidden_size: blockwise: width of the hidden layer, eagle: of its MLP; None = heads * hidden,
-        or the target's. exits: early exits: after how many layers; empty = about a quarter, half and three
-        quarters. draft_layers: of a draft, dspark and dflash. draft_hidden, draft_intermediate, draft_heads:
-        shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's own
-        distribution, ``lk`` also of their overlap, ``ce`` of the text, ``d-pace`` weighted by what
-        guesses bring. ce_share: draft: share of ``ce`` in another loss. batch: windows a
-        step, over all processes; None = 16, or 8 where it ends by itself. length: tokens of a window; None =
-        256 or the context. epochs: passes over the windows, unless ``steps`` are given; None = 4, or a
-        drafter's own end. lr: peak of the rate; None = the method's. warmup: share of the steps in which the
-        rate rises; then it falls as a cosine. held_out: texts that accuracy is measured on. new_tokens: of
-        each, beyond the prompt. minutes: most of a training of a drafter that ends by itself, with the texts
-        that it writes: it does unless ``epochs`` or ``steps`` are given. precision: of the passes.
-        gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass. save_every:
-        steps between checkpoints. seed: of everything. threads: of torch on a CPU; None = torch's choice.
-        overwrite: replace finished heads. restart: forget an unfinished training. revision: of a hub model.
-        plot: a PNG to draw. layout: of heads or a drafter: another program's. fsdp: the processes share the
-        target's layers.
+        method: heads or drafter to train.
+        model: the frozen target: folder, hub id or ``builtin:NAME``.
+        output: folder to write.
+        data: texts to train on, or sources for an encoder-decoder.
+        self_distill: number of texts that the target generates, in addition or instead; without both options it
+        generates
+            ``OWN_TEXTS``.
+        greedy_fraction: fraction of those texts that continues greedily after some sampled tokens.
+        heads: draft tokens of medusa and blockwise; training depth in steps of eagle and mtp.
+        own_lm_heads: medusa: each head gets a separate LM head.
+        hidden_size: blockwise: width of the hidden layer, eagle: of its MLP; None = heads * hidden, or the target's.
+        exits: early exits: after how many layers; empty = about a quarter, half and three quarters.
+        draft_layers: of a draft, dspark and dflash.
+        draft_hidden, draft_intermediate, draft_heads: shape of the draft; None = about a quarter of the target's width.
+        loss: ``kl`` from the target's own distribution, ``lk`` also of their overlap, ``ce`` of the text, ``d-pace``
+            weighted by the expected gain of draft tokens.
+        ce_share: draft: share of ``ce`` in another loss.
+        batch: windows per step, over all processes; None = 16, or 8 if training ends when it stops improving.
+        length: tokens of a window; None = 256 or the context.
+        epochs: passes over the windows, unless ``steps`` is given; None = 4, or for a drafter until it stops improving.
+        steps: optimizer steps.
+        lr: peak learning rate; None = the method's.
+        warmup: fraction of the steps in which the rate rises; then it falls as a cosine.
+        held_out: texts that accuracy is measured on.
+        new_tokens: tokens of each held-out text after the prompt.
+        minutes: time limit of a drafter's training that ends when it stops improving, generated texts included; unused
+            if ``epochs`` or ``steps`` is given.
+        precision: of the passes.
+        gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass.
+        save_every: steps between checkpoints.
+        seed: of everything.
+        threads: of torch on a CPU; None = torch's choice.
+        overwrite: replace finished heads.
+        restart: discard an unfinished training.
+        revision: of a hub model.
+        plot: a PNG file to write.
+        layout: of heads or a drafter: another program's.
+        fsdp: the processes share the target's layers.
     """
 
     method: str
@@ -124,19 +140,19 @@ class TrainOptions:
 
     @property
     def rows(self) -> int:
-        """Windows a step: fewer where time is short, for more steps."""
+        """Return the windows per step: fewer if time is short, for more steps."""
         return self.batch or (8 if self.ends_itself else 16)
 
     @property
     def time(self) -> float:
-        """Minutes of a training that ends by itself."""
+        """Time limit in minutes of a training that ends when it stops improving."""
         return MINUTES if self.minutes is None else self.minutes
 
     def identity(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Return what an unfinished training must have in common with one that goes on with it, as JSON.
+        """Return the JSON values that an unfinished training and its resumption must have in common.
 
         Args:
-            facts: fingerprints that take the place of ``model`` and ``data``, whose names say little.
+            facts: fingerprints in place of ``model`` and ``data``, because names do not identify contents.
         """
         kept = {key: value for key, value in asdict(self).items() if key not in (*FREE, "model", "data")}
         return {**kept, "exits": list(self.exits), **facts}
@@ -229,7 +245,7 @@ def choose_exits(wanted: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def choose_taps(layers: int) -> tuple[int, ...]:
-    """After how many of so many layers a drafter looks: early, in the middle and late, as EAGLE-3's authors do."""
+    """Choose the layers whose outputs a drafter reads: early, middle and late, as EAGLE-3's authors do."""
     early, late = (2, layers - 3) if layers >= 8 else (1, layers - 1)
     return tuple(sorted({early, layers // 2, late} - {0}))
 

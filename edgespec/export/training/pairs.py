@@ -1,4 +1,4 @@
-"""What an encoder-decoder reads before it writes texts to train on; needs no torch."""
+"""Prepare the sources for an encoder-decoder's training texts; needs no torch."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Reader:
     """How an encoder-decoder reads."""
 
     codec: TextCodec  # tokenizer of its sources
-    begin: list[int]  # tokens that a text which it writes begins with
-    around: tuple[list[int], list[int]]  # those before and behind the words of a source
+    begin: list[int]  # tokens that a generated text begins with
+    around: tuple[list[int], list[int]]  # tokens before and after the words of a source
     most: int  # tokens of the words
     own: str  # the calibration text of the model, or that of edgespec
 
     @classmethod
     def open(cls, path: Path, arch: Architecture, codec: TextCodec) -> Reader:
-        """Read how the model in a folder reads; where it must be told languages, they are the first that it has.
+        """Describe the sources of the model in a folder; if languages are required, use the model's first ones.
 
         Raises:
-            TrainingError: it reads no text.
+            TrainingError: it does not read text.
         """
         source, own = source_of(arch), open_source_codec(path)
         if source is None or source.kind != "text":
@@ -50,7 +50,7 @@ class Reader:
     def sources(
         self, texts: Sequence[str], count: int, held: int, seed: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return sources to train on, [count, S], and others to measure on, [held, R]; -1 stands after an end.
+        """Return sources to train on, [count, S], and others to measure on, [held, R]; -1 fills a row after its end.
 
         Args:
             texts: a source each; without any they are pieces of the model's calibration text.

@@ -55,7 +55,7 @@ TOGETHER = 8  # windows of a pass
 
 
 def _batches(windows: Windows, target: Target) -> Iterator[tuple[Tensor, Tensor]]:
-    """Give tokens [B, T] and lengths [B] of windows, whose sources the target attends over meanwhile."""
+    """Yield tokens [B, T] and lengths [B] of windows; the target attends over their sources."""
     for part in windows.parts(TOGETHER):
         target.attend(part.read)
         yield torch.from_numpy(part.tokens).to(target.device), torch.from_numpy(part.lengths).to(target.device)
@@ -83,10 +83,10 @@ def rank_shares(learner: Learner, windows: Windows, start: int = 1) -> list[list
 
 @torch.no_grad()
 def joint_shares(learner: Learner, windows: Windows, start: int = 1) -> list[float]:
-    """[step]: share of positions where a chain's guesses up to that step are all right; 1 + their sum: tokens a round.
+    """Return, for each step, the share of positions where a chain is right up to it; 1 + their sum: tokens per round.
 
     Args:
-        start: as of ``rank_shares``.
+        start: see ``rank_shares``.
     """
     right: Any = 0
     positions = 0
@@ -109,7 +109,7 @@ def draft_acceptance(
     Args:
         logits_of: the draft's logits [B, T, vocab] of tokens [B, T].
         windows: text, typically the target's own.
-        start: as of ``rank_shares``.
+            start: see ``rank_shares``.
 
     Returns:
         ``overlap``: mean of sum min(p, q), the acceptance rate of speculative sampling at temperature 1 (arXiv
@@ -128,7 +128,7 @@ def draft_acceptance(
     return {"overlap": round(overlap / whole, 4), "agreement": round(agreement / whole, 4), "positions": int(positions)}
 
 
-Writers = dict[str, Callable[[Path], object]]  # name -> how the file is written; the last one says that all are there
+Writers = dict[str, Callable[[Path], object]]  # name -> function that writes the file; the last one completes the folder
 
 
 def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], options: TrainOptions) -> Writers:

@@ -91,7 +91,7 @@ class Target:
         model.eval().requires_grad_(False)
         self.stack = model.base_model if source.reader is None else model.get_decoder()
         self.sharded = sharded
-        if sharded:  # the rest, embedding and LM head, is used by itself and stays whole
+        if sharded:  # embedding and LM head are used outside the layers and stay whole
             mesh = init_device_mesh(torch.device(device).type, (distributed.get_world_size(),))
             lists = (each for each in self.stack.modules() if isinstance(each, nn.ModuleList))
             for layer in next(each for each in lists if len(each) == self.facts.layers):
@@ -134,13 +134,14 @@ class Target:
 
     @torch.no_grad()
     def exits(self, tokens: Tensor, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """``hidden``, and for each exit the final norm of the residual stream after so many layers, [B, T, hidden]."""
+        """``hidden``, and for each exit the final norm of the residual stream after that layer, [B, T, hidden]."""
         output = self.model.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         return output.last_hidden_state, [self.norm(output.hidden_states[at]) for at in layers]
 
     @torch.no_grad()
     def tapped(self, tokens: Tensor, layers: Sequence[int]) -> Tensor:
-        """Return the residual stream after so many layers, 0: embeddings, and last ``hidden``: [S, B, T, hidden]."""
+        """Return the residual stream after each of ``layers`` (0: embeddings), and last ``hidden``: [S, B, T,
+        hidden]."""
         output = self.model.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         return torch.stack([*(output.hidden_states[at] for at in layers), output.last_hidden_state])
 

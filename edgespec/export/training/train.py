@@ -46,18 +46,19 @@ LEARNERS: dict[str, type[Learner]] = {
     "mtp": Mtp,
 }
 REPORTED = ("self_distill", "greedy_fraction", "loss", "ce_share", "batch", "precision", "seed")  # options
-DRAWN = 2 * PROMPT  # tokens after which a training text may go on greedily: not the held-out texts' own place
-FIRST_TEXTS = 96  # at least, that a training that ends by itself writes at a time, if there is time
-LOOKED_AT = 8  # held-out texts that are looked at during the training
+DRAWN = 2 * PROMPT  # first greedy token of a training text: differs from that of the held-out texts
+FIRST_TEXTS = 96  # minimum number of texts generated at a time, if there is time
+LOOKED_AT = 8  # held-out texts that are measured during the training
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training gave.
+    """Result of a training.
 
     Attributes:
-        history: losses and accuracies. report: ranks of heads, or acceptance of a draft, and how it was trained, as
-        written beside the weights. windows: trained on.
+        history: losses and accuracies.
+        report: ranks of heads, or acceptance of a draft, and the training's settings, as written next to the weights.
+        windows: trained on.
     """
 
     history: History
@@ -69,7 +70,7 @@ class Trainer:
     """One run of ``edgespec train``.
 
     Args:
-        report: called with (stage, done, of, detail), by the main process alone.
+            report: called with (stage, done, of, detail), only by the main process.
     """
 
     def __init__(self, options: TrainOptions, report: Progress | None = None) -> None:
@@ -87,7 +88,7 @@ class Trainer:
                     "draft by another size of its family: `edgespec export --method speculative --draft MODEL2`",
                 )
             self.texts = read_texts(self.data, sources=True)
-        self.given = PROMPT if reader is None else len(reader.begin)  # tokens of a held-out text that nobody measures
+        self.given = PROMPT if reader is None else len(reader.begin)  # tokens of a held-out text that are not measured
         self.length = window_length(options, facts)
         self.measured = min(self.given + options.new_tokens, facts.context)  # tokens of a held-out text
         if options.method in EXITS:
@@ -109,7 +110,7 @@ class Trainer:
         self.report: Progress = report if report and main else lambda stage, done, of, detail: None
 
     def run(self) -> Trained:
-        """Train, or go on with an interrupted training, and write the finished files."""
+        """Train, or resume an interrupted training, and write the finished files."""
         try:
             return self._run()
         finally:
@@ -207,7 +208,7 @@ class Trainer:
         count = options.own_texts
         greedy = round(count * options.greedy_fraction)
         asked = [*orders("drawn", count - greedy, self.length), *orders("greedy", greedy, self.length, DRAWN)]
-        # two texts are the same if those tokens are that were drawn, and a text of a few tokens is soon the same
+        # texts with the same sampled tokens are the same, which is likely for a few tokens
         train.append(self._own(target, asked, held))
         windows = Windows.joined(train)
         if not len(windows):
@@ -307,7 +308,7 @@ class Trainer:
 
 
 class _Pool:
-    """What a training that ends by itself reads: texts, of which more are written batch by batch."""
+    """Texts of a training that ends when it stops improving; further ones are generated batch by batch."""
 
     def __init__(self, trainer: Trainer, target: Target, windows: Windows, held: dict[str, Windows]) -> None:
         self.trainer, self.target, self.windows, self.held = trainer, target, windows, held

@@ -1,8 +1,8 @@
-"""Training that ends by itself: when held-out acceptance has stopped rising, or when its time is over.
+"""Train until held-out acceptance stops rising, or until the time limit.
 
-The rate rises, stays, and falls in the last part, which begins at a share of the time or when acceptance has stopped
-rising.  Every look measures tokens a round on held-out text and on text that is trained on.  Where the latter runs
-ahead, or the text was read several times, text is what is missing: more is written.
+The learning rate rises, stays, and falls in the last part, which begins at a share of the time or when acceptance has
+stopped rising.  Each evaluation measures tokens per round on held-out text and on training text.  If the latter is
+clearly better, or the text was read several times, more text is needed and is generated.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from edgespec.export.training.windows import Windows
 WARM = 20  # steps in which the rate rises
 FALL = 0.3  # share of the time in which it falls, at the end
 LOOKS = 16  # of the whole time
-PATIENCE = 4  # looks without a gain before the rate falls
-GAIN = 0.01  # tokens a round that count as one
+PATIENCE = 4  # evaluations without a gain before the rate falls
+GAIN = 0.01  # tokens per round that count as a gain
 READ = 4.0  # passes over the text before more of it is wanted
-AHEAD = 0.15  # tokens a round by which text that is trained on may run ahead
-WRITING = 0.4  # share of the time that texts may take
-WORTH = 600.0  # seconds of which the end says what they would be worth
+AHEAD = 0.15  # maximum tokens per round by which training text may exceed held-out text
+WRITING = 0.4  # share of the time for generating texts
+WORTH = 600.0  # seconds whose gain the last report estimates
 
 
 class TrainingCorpus(Protocol):
-    """What is trained on, which can grow."""
+    """Training texts, which can grow."""
 
     windows: Windows
     seconds: float  # that writing has taken
@@ -47,13 +47,13 @@ class TrainingProgress:
     """How a training went."""
 
     seconds: float = 0.0  # since it began, over all its parts
-    # (seconds, tokens a round on held-out text) of every look
+    # (seconds, tokens per round on held-out text) of every evaluation
     tokens: list[tuple[float, float]] = field(default_factory=list)
-    ended: str = ""  # why it ended, in words
+    ended: str = ""  # the reason of its end
 
     @property
     def best(self) -> float:
-        """The most tokens a round that a look has seen."""
+        """Return the highest tokens per round of all evaluations."""
         return max((tokens for _, tokens in self.tokens), default=1.0)
 
     def stalled(self) -> bool:
@@ -62,10 +62,10 @@ class TrainingProgress:
         return len(found) > PATIENCE and max(found[-PATIENCE:]) < max(found[:-PATIENCE]) + GAIN
 
     def worth(self, seconds: float = WORTH) -> float | None:
-        """Estimate tokens a round that so many seconds more would bring; None = too few looks.
+        """Estimate the gain in tokens per round of ``seconds`` more; None = too few evaluations.
 
-        Tokens grow with the logarithm of the time: a line through the later half of the looks, through their middle
-        value where it falls.
+        Tokens grow with the logarithm of the time.  The estimate fits a line to the later half of the evaluations, or
+        their median if it falls.
         """
         later = self.tokens[len(self.tokens) // 2 :]
         if len({at for at, _ in later}) < 3:
@@ -123,7 +123,7 @@ def run_until(
 
     Args:
         pool: texts, which grow.
-        look: (windows; None = held-out ones) -> tokens a round, and top-1 accuracy by step.
+        look: (windows; None = held-out ones) -> tokens per round, and top-1 accuracy by step.
         begun: when the command began, by ``time.monotonic``.
 
     Raises:
@@ -189,7 +189,7 @@ def wants_text(
 
 
 def line(step: int, history: History, course: TrainingProgress) -> str:
-    """Say where a training stands: tokens a round as a curve, and what ten minutes more are worth."""
+    """Format the progress: tokens per round as a curve, and the expected gain of ten more minutes."""
     recent = history.losses[-20:]
     said = (
         f"step {step} loss {sum(recent) / len(recent):.3f}, {course.tokens[-1][1]:.2f} tokens a round {curve(course)}"

@@ -16,7 +16,7 @@ from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.text.codec import TextCodec
 
 HELD_OUT_SHARE = 0.05
-MANY = 20  # from so many texts on whole texts are held out; of fewer, the end of each
+MANY = 20  # from this many texts on, whole texts are held out; with fewer, the end of each
 LEAST = 8  # tokens of a window that is worth training on
 FORMS = "a text file, .jsonl with `text`, `prompt` or `turns`, or a folder of such"
 
@@ -57,7 +57,7 @@ class Windows:
         return Windows(self.tokens[rows, : int(lengths.max(initial=0))], lengths, read)
 
     def parts(self, size: int) -> Iterator[Windows]:
-        """Give so many windows at a time, as wide as they are."""
+        """Yield ``size`` windows at a time, at their full width."""
         for at in range(0, len(self), size):
             read = None if self.read is None else self.read[at : at + size]
             yield Windows(self.tokens[at : at + size], self.lengths[at : at + size], read)
@@ -161,7 +161,7 @@ def without(windows: Windows, held: Windows, prompt: int) -> Windows:
     """Return the windows that do not begin like a held-out text, so that no text is both trained on and measured on.
 
     Args:
-        prompt: tokens that make two texts the same: for texts that go on greedily those drawn, else all of them.
+        prompt: tokens that make two texts the same: the sampled ones of a greedy text, otherwise all of them.
     """
     known = {tuple(row[:prompt].tolist()) for row in held.tokens}
     keep = [number for number, row in enumerate(windows.tokens) if tuple(row[:prompt].tolist()) not in known]
@@ -169,10 +169,10 @@ def without(windows: Windows, held: Windows, prompt: int) -> Windows:
 
 
 def batch_rows(count: int, batch: int, step: int, seed: int) -> NDArray[np.int64]:  # [batch]
-    """Which of ``count`` windows step ``step`` (from 0) reads.
+    """Return the windows, out of ``count``, that step ``step`` (from 0) reads.
 
-    Every pass has an order of its own.  The order follows from the seed and the step alone, so a training that goes on
-    needs to know nothing but its step.
+    Every pass has a different order.  The order depends only on the seed and the step, so a resumed training needs to
+    know nothing but its step.
     """
     places = np.arange(step * batch, (step + 1) * batch)
     return np.array([_order(count, seed, int(at // count))[at % count] for at in places], np.int64)

@@ -62,7 +62,7 @@ def choose_precision(
     """Choose the precision of a model's graphs on a device.
 
     Args:
-        part, device, wanted: as of ``have_precisions``; None = float16 where both have it.
+            part, device, wanted: see ``have_precisions``; None = float16 where both have it.
         without_half: why the device has no float16; empty if it has.
 
     Raises:
@@ -88,18 +88,19 @@ class DeviceModel(Model):
     """The graphs of a model for a device.
 
     Args:
-        folder, part, checked: as of ``Model``.
-        device: where it runs.
-        strict: rows have the same bits in every pass: see ``least_rows``.
-        precision: of activations, keys and values; None = float16 where the bundle has such graphs and the device such
-            shaders, else float32.
+            folder, part, checked: see ``Model``.
+            device: where it runs.
+            strict: rows have the same bits in every pass: see ``least_rows``.
+            precision: of activations, keys and values; None = float16 where the bundle has such graphs and the device
+            such
+                shaders, otherwise float32.
 
-    Attributes:
-        number: what keys and values are.
+        Attributes:
+            number: type of keys and values.
 
-    Raises:
-        BundleError: the bundle has no graphs for the device, or not in this precision.
-        DeviceError: the device is not there, or has no float16.
+        Raises:
+            BundleError: the bundle has no graphs for the device, or not in this precision.
+            DeviceError: the device is missing, or has no float16.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class DeviceModel(Model):
 
     @property
     def approximations(self) -> list[str]:
-        """What float16 changes, for results."""
+        """Describe the effects of float16, for results."""
         if self.precision == "fp32":
             return []
         weights = ["16-bit weights"] if self.part.format == "fp32" else []

@@ -1,7 +1,7 @@
-"""Opening a bundle on a device, and trusting it: its numbers are compared with the CPU's before it is used.
+"""Open a bundle on a device, after comparing its results with the CPU's.
 
-The golden step is a few passes of the bundle on the device, compared with the CPU's and with each other.  It is made in
-a process of its own: a driver that crashes, or never returns, must not take this one along.
+The golden step is a few passes of the bundle on the device, compared with the CPU's and with each other.  It runs in a
+separate process, because a driver may crash or never return.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMAND = (sys.executable, "-m", "edgespec.runtimes.devices.trust")
 
 
 class Tolerances(NamedTuple):
-    """Largest differences that are no fault, of a precision of activations and a format of weights."""
+    """Largest differences that are not a fault, for a precision of activations and a format of weights."""
 
     # from the CPU: int4 and int8 products quantize activations, each provider in its own way, and float16 products
     # may be summed in float16 (docs/devices.md has what was measured)
@@ -67,8 +67,8 @@ class GoldenStep(NamedTuple):
 
     precision: Precision  # of the graphs that were taken
     cpu: float  # the device from the CPU, in narrow passes
-    # the worst row of several passes, of a tree and of what it leaves in the cache, from the same row in a pass over
-    # the whole text, both on the device: whatever its kernels round, these round it alike
+    # the worst row of several passes, of a tree and of the cache that it leaves, from the same row in a pass over
+    # the whole text, both on the device: its kernels round both in the same way
     passes: float
     # a pass of many rows from passes of few, on the device: attention has another kernel for many rows, and on
     # software Vulkan that one is wrong
@@ -92,7 +92,7 @@ def open_on_device(
         check_trial(device, target.format, trial)
         rows = WIDE if trial.wide <= MOST[trial.precision, target.format].wide else NARROW
         known[key] = trial._asdict() | {"rows": rows, "driver": driver()}
-        with suppress(OSError):  # no cache: the step is made again next time
+        with suppress(OSError):  # no cache: the step runs again next time
             write_sealed(cache_folder() / "devices.json", SEALED, known)
     model = DeviceModel(bundle.path, target, device, strict, known[key]["precision"], bundle.checked)
     model.most_rows = int(known[key]["rows"])
@@ -100,7 +100,7 @@ def open_on_device(
 
 
 def check_trial(device: DeviceName, form: Format, found: GoldenStep) -> None:
-    """Refuse wrong numbers; NaN is wrong, too.
+    """Check that the numbers are right and not NaN.
 
     Raises:
         DeviceError: with what differs.
@@ -131,7 +131,7 @@ def _key(bundle: Bundle, device: DeviceName, precision: Precision | None, strict
 def _known() -> dict[str, Any]:
     try:
         return read_sealed(cache_folder() / "devices.json", SEALED)
-    except (OSError, ValueError):  # absent, damaged or somebody else's: the step is made again
+    except (OSError, ValueError):  # absent, damaged or invalid: run the step again
         return {}
 
 
@@ -215,7 +215,7 @@ def _difference(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float
     return float(np.sqrt(np.mean(np.square(ours - theirs)))) / max(scale, 1e-9)
 
 
-# -- a process of its own ----------------------------------------------------------------------------------------------
+# -- the separate process ----------------------------------------------------------------------------------------------
 
 
 def try_apart(

@@ -131,7 +131,7 @@ def _half_error(library: str) -> str:
 
 
 def _options() -> onnxruntime.SessionOptions:
-    """Of a session on the adapter; the provider must be there."""
+    """Return options of a session on the adapter; requires the provider."""
     import onnxruntime as ort
 
     library, _ = _library()

@@ -23,11 +23,11 @@ _STREAMS = (1, 4, 8)  # of a reading thread; which number is fastest depends on 
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """What was found."""
+    """The native library, and why it is used or not."""
 
     path: Path | None  # the library; None if it cannot be used
     isa: str  # the instruction set it uses here: avx512, avxvnni, avx2, i8mm, neon or scalar
-    reason: str  # why it is used, or why not, in words
+    reason: str  # why it is used, or why not
     version: str = ""  # of edgespec that it was built from; "" = it does not say
 
 
@@ -76,8 +76,8 @@ def read_bandwidth(threads: int, streams: int = 4, megabytes: int = 512, repeats
 
     Args:
         threads: that read at once.
-        streams: places far apart that each of them reads in turn.
-        megabytes: read by all together, once a try.
+        streams: distant regions that each thread reads, interleaved.
+        megabytes: read by all together, in each try.
         repeats: tries.
     """
     library = native_library()
@@ -89,7 +89,7 @@ def read_bandwidth(threads: int, streams: int = 4, megabytes: int = 512, repeats
 
 
 def _installed() -> Path | None:
-    """Look where the build puts it: beside its sources, or, if editable, in the installed package."""
+    """Find the library next to its sources, where the build puts it, or in the installed package if editable."""
     beside = Path(__file__).resolve().parents[1] / "native" / NAME
     if beside.is_file():
         return beside
@@ -107,10 +107,10 @@ def _installed() -> Path | None:
 
 @dataclass(frozen=True)
 class RooflineLimits:
-    """What this machine reaches at best."""
+    """Limits of this machine."""
 
-    bandwidth: float  # bytes a second that are read from memory
-    dots: float  # multiply-adds of bytes a second, as the kernels of this instruction set multiply them, in registers
+    bandwidth: float  # bytes per second that are read from memory
+    dots: float  # multiply-adds of bytes per second in registers, with this instruction set's kernels
 
     def seconds(self, size: float, macs: float) -> float:
         """Compute the least that reading ``size`` bytes and ``macs`` multiply-adds can take, both at once."""
@@ -128,7 +128,7 @@ class PartCounts:
 
 @dataclass(frozen=True)
 class PassCounts:
-    """What was counted."""
+    """Counts and times of native passes."""
 
     passes: int  # how many
     wall: float  # seconds from before the call to after it
@@ -149,7 +149,7 @@ def measure_roofs(threads: int) -> RooflineLimits:
 
 
 def count_passes(run: Callable[[], object]) -> PassCounts:
-    """Count the native passes that ``run`` makes; other passes of the process at the same time are counted, too.
+    """Count the native passes that ``run`` makes, and any other passes of the process at the same time.
 
     Raises:
         InvalidRequest: no native operators here.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 
-MOST_THREADS = 512  # more than these machines have cores; ONNX Runtime would start as many as it is told
+MOST_THREADS = 512  # more than these machines have cores; ONNX Runtime would start any number
 
 
 def check_threads(threads: int | None) -> None:
@@ -42,16 +42,16 @@ def default_threads() -> int:
 def make_session(path: Path, threads: int | None = None, native: bool = False) -> onnxruntime.InferenceSession:
     """Open a graph for the CPU; external weights are memory-mapped by ONNX Runtime.
 
-    Thread pools never spin: two sessions' spinning pools fight for the cores, and a phone's battery pays for it.
+    Thread pools never spin: spinning pools of two sessions fight for the cores, and drain a phone's battery.
 
     ``threads`` of its pool: None = all processors this process may use; ``native``: it uses edgespec's own operators.
 
     Raises:
-        BundleError: ONNX Runtime refuses the graph, or native operators are not there.
+        BundleError: ONNX Runtime rejects the graph, or native operators are missing.
     """
     import onnxruntime as ort
 
-    ort.disable_telemetry_events()  # Windows' builds hand events to the system whatever the environment says
+    ort.disable_telemetry_events()  # on Windows, builds send events to the system regardless of the environment
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or default_threads()
     options.inter_op_num_threads = 1
