@@ -128,7 +128,7 @@ def draft_acceptance(
     return {"overlap": round(overlap / whole, 4), "agreement": round(agreement / whole, 4), "positions": int(positions)}
 
 
-Writers = dict[str, Callable[[Path], object]]  # name -> function that writes the file; the last one completes the folder
+Writers = dict[str, Callable[[Path], object]]  # name -> writes the file; the last one completes the folder
 
 
 def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], options: TrainOptions) -> Writers:
