@@ -144,7 +144,7 @@ class Writer:
         """Give int8 to parts, a share of the way by bytes; and the bytes over those of int4."""
         mixer = Mixer(self.arch, choice, "native", None, self.codec.encode(self.text))
         least, most = mixer.bytes([]), mixer.bytes(mixer.parts)
-        made = mixer.within(round(least + share * (most - least)))
+        made = mixer.allocate_for_size(round(least + share * (most - least)))
         return made.choice, made.facts["bytes"] / least
 
 

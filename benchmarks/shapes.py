@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described
+from edgespec.export.bundle.sizes import best_vocab_rows
 from edgespec.export.bundle.writer import write_manifest
-from edgespec.export.drafters.head_choice import cut_draft, write_tokens
-from edgespec.export.measuring.plan import best_vocab_rows
+from edgespec.export.drafters.head_choice import cut_draft, head_vocab, write_tokens
 from edgespec.export.measuring.reading import shares_encoder
 from edgespec.export.options import ExportOptions
-from edgespec.export.planned import planned_bundle
+from edgespec.export.plan_manifest import plan_bundle
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, exponential
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import FORMATS
@@ -227,7 +227,8 @@ def write_shape(
             if (rows := best_vocab_rows(archs["target"], arch)) is not None:
                 tokens = np.arange(rows)
             plan = None if tokens is None else cut_draft(arch, tokens)
-            cut = None if tokens is None else write_tokens(inner, "draft/", tokens)
+            cut = head_vocab("draft/", tokens)
+            write_tokens(inner, tokens)
             shared = shares_encoder(archs["target"], arch)  # numbers of one shape are the same
             spec = ModelSpec(form, draft=True, prefix="draft/", plan=plan, head_vocab=cut, shares_encoder=shared)
             parts["draft"] = write_model(inner, arch, spec).part
@@ -235,7 +236,7 @@ def write_shape(
             shutil.copyfile(sources["target"] / name, folder / name)
         options = ExportOptions(str(sources["target"]), format=form, context=context, methods=methods,
                                 draft=str(sources["draft"]) if draft else None)  # fmt: skip
-        planned = planned_bundle(options)
+        planned = plan_bundle(options)
     write_manifest(folder, planned.model_copy(update=parts))
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.engine.result import Result
     from edgespec.errors import EdgespecError
-    from edgespec.export.front import export
+    from edgespec.export.api import export
     from edgespec.export.options import ExportOptions
     from edgespec.library import load
     from edgespec.runtimes.audio.audio import Audio
@@ -88,13 +88,13 @@ class _Edgespec(ModuleType):
     """This module, whose ``export`` is the function, though there is a package of that name.
 
     The import of a package puts it into the one above it: what is put there as ``export`` is not kept.  The function
-    has what the package has, so that ``import edgespec.export.front as front`` finds it.
+    has what the package has, so that ``import edgespec.export.api as api`` finds it.
     """
 
     @property
     def export(self) -> Any:
-        """The function; see ``edgespec.export.front.export``."""
-        from edgespec.export.front import export
+        """The function; see ``edgespec.export.api.export``."""
+        from edgespec.export.api import export
 
         vars(export).update({name: one for name, one in vars(sys.modules["edgespec.export"]).items() if name[0] != "_"})
         return export

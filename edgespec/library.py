@@ -259,8 +259,8 @@ def load(
 
 
 def _make(model: str, progress: Progress, form: Format | None, budget: int | None) -> Path:
-    from edgespec.export.front import write_bundle
     from edgespec.export.options import ExportOptions
+    from edgespec.export.pipeline import export_model
     from edgespec.export.source.source import resolve
 
     progress("model", 0, 1, f"{model}: looked for")
@@ -273,7 +273,7 @@ def _make(model: str, progress: Progress, form: Format | None, budget: int | Non
     options = ExportOptions(str(path) if files else model, folder, overwrite=True, quick=True, budget=budget)
     options = replace(options, choose=True) if form is None else replace(options, format=form)
     try:
-        write_bundle(options, progress)
+        export_model(options, progress)
     except ExportError as error:
         if error.hint:  # without -o
             error.hint = error.hint.replace("with -o", "with the environment variable EDGESPEC_CACHE")

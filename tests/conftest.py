@@ -30,7 +30,7 @@ from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.emit.fill import Errors
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.source.source import resolve
 from edgespec.planning import profiles as quiet
@@ -347,7 +347,7 @@ def export_bundle(folder: Path, operators: Operators, form: Format, target: str 
     skip_set = fixed_skip_set(folder, target)
     options = ExportOptions(target, folder / "bundle", methods, form, heads=heads, draft=draft, skip_set=skip_set,
                             threads=THREADS, operators=operators)  # fmt: skip
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 

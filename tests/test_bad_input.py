@@ -20,7 +20,7 @@ from edgespec.errors import EdgespecError, InvalidRequest, StoreError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.measuring.skip_search import read_skip_set
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.text.codec import TextCodec
@@ -191,7 +191,7 @@ def test_fewer_threads_than_one_are_refused_and_so_are_too_many(
     with pytest.raises(InvalidRequest, match=f"threads {threads}: expected 1 to 512"):
         load(bundle("int4"), threads=threads)
     with pytest.raises(InvalidRequest, match=f"threads {threads}: expected 1 to 512"):
-        Exporter(ExportOptions("builtin:shakespeare", tmp_path / "out", threads=threads)).run()
+        export_model(ExportOptions("builtin:shakespeare", tmp_path / "out", threads=threads), golden=False)
     assert not list(tmp_path.iterdir())
 
 

@@ -20,7 +20,7 @@ from edgespec.decoding.verify import RowSampler
 from edgespec.engine.sessions import Session
 from edgespec.export.bundle.model_part import open_described
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from tests.conftest import TARGET
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,7 +166,7 @@ def test_reader(text: Callable[..., str], tmp_path: Path) -> None:
     """Of a text that it has not seen, the embedded model reads nearly all, by every method the same."""
     pytest.importorskip("torch", reason="needs edgespec[train]")
     (tmp_path / "text").write_text("Behold, a sentence that nobody has trained on; it is 47 words short.\n\n" * 40)
-    Exporter(ExportOptions("builtin:reader", tmp_path / "b", [], "int8", threads=1, quick=True)).run()
+    export_model(ExportOptions("builtin:reader", tmp_path / "b", [], "int8", threads=1, quick=True), golden=False)
     found = text("reader", tmp_path / "b", "--text", tmp_path / "text", "--lines", 2, "--by-line", "--pages", 3)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
     assert [row[2] for row in rows] == ["ar", "ngram", "self-spec"]
@@ -179,7 +179,7 @@ def test_restoring(text: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs edgespec[train]")
     said = "\n\n".join(f"A LORD:\nMy lord, I have {word} ships.\nWhat say you?" for word in ("nine", "ten") * 20)
     (tmp_path / "text").write_text(said, "utf-8")
-    Exporter(ExportOptions("builtin:restore", tmp_path / "b", [], "int8", threads=1, quick=True)).run()
+    export_model(ExportOptions("builtin:restore", tmp_path / "b", [], "int8", threads=1, quick=True), golden=False)
     found = text("restoring", tmp_path / "b", "--text", tmp_path / "text", "--most", 3)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
     assert [row[1] for row in rows] == ["ar", "ngram", "self-spec"]

@@ -151,12 +151,12 @@ def test_completion_shows_no_inner_names() -> None:
 def test_export_is_the_function_however_it_is_imported() -> None:
     """And the package of its name is there all the same."""
     code = (
-        "import sys, io, contextlib, edgespec.export.front as front, edgespec.export.pipeline, edgespec;"
-        "from edgespec.export.front import export; from edgespec import export as other;"
-        "assert edgespec.export is export is other is front.export and front is sys.modules['edgespec.export.front'];"
-        "assert edgespec.export.pipeline.Exporter;"
+        "import sys, io, contextlib, edgespec.export.api as front, edgespec.export.pipeline, edgespec;"
+        "from edgespec.export.api import export; from edgespec import export as other;"
+        "assert edgespec.export is export is other is front.export and front is sys.modules['edgespec.export.api'];"
+        "assert edgespec.export.pipeline.export_model;"
         "out = io.StringIO();\nwith contextlib.redirect_stdout(out): help(edgespec.export)\n"
-        "assert 'function export in module edgespec.export.front' in out.getvalue(), out.getvalue();"
+        "assert 'function export in module edgespec.export.api' in out.getvalue(), out.getvalue();"
         "assert 'methods: decoding methods to prepare' in out.getvalue()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)

@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import resolve
 from tests.server.conftest import TEMPLATE
 from tests.server.page.conftest import ask, serving, short
@@ -42,7 +42,9 @@ def bundle(folder: Path) -> Path:
     shutil.copytree(resolve(MODEL), source)
     own = json.loads((source / "tokenizer_config.json").read_text("utf-8")) | {"chat_template": TEMPLATE}
     (source / "tokenizer_config.json").write_text(json.dumps(own), "utf-8")
-    Exporter(ExportOptions(str(source), folder / "bundle", ["speculative"], "int4", draft=DRAFT, quick=True)).run()
+    export_model(
+        ExportOptions(str(source), folder / "bundle", ["speculative"], "int4", draft=DRAFT, quick=True), golden=False
+    )
     return folder / "bundle"
 
 

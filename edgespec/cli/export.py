@@ -182,8 +182,7 @@ def command(
     edgespec export ./Llama-3.2-3B --recipe laptop-3b-chat --draft ./Llama-3.2-1B
     edgespec export ./model --dry-run --json
     """
-    from edgespec.export.front import write_bundle
-    from edgespec.export.pipeline import Exporter
+    from edgespec.export import pipeline
 
     target = output or default_output(model)
     if target.resolve() == Path.cwd():
@@ -197,9 +196,9 @@ def command(
     start = time.perf_counter()
     with accepting(accept), progress() as report:
         if dry_run:
-            plan = Exporter(options, report).plan()
+            plan = pipeline.dry_run(options, report)
         else:
-            manifest = write_bundle(options, report)
+            manifest = pipeline.export_model(options, report)
     if dry_run:
         _show_plan(plan, as_json)
         return

@@ -70,7 +70,7 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
     from edgespec.drafters.registry import needing
     from edgespec.export.architectures.words import traits
     from edgespec.export.bundle.model_part import open_described
-    from edgespec.export.measuring.plan import weight_bytes
+    from edgespec.export.bundle.sizes import weight_bytes
     from edgespec.export.optimum.model import OptimumModel, is_foreign
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
@@ -82,7 +82,7 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
         foreign = OptimumModel.open(path, context)
         forms = [form for form in FORMATS if form != "w8a8"]
         sizes: dict[str, int] = {
-            form: foreign.weight_bytes(WeightChoice.of(form, None, None), "auto")[0] for form in forms
+            form: foreign.weight_bytes(WeightChoice.of(form, None, None), "auto")["model"] for form in forms
         }
         facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(needing('text', 'draft'))}"]
     else:

@@ -94,7 +94,7 @@ def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]
 def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """Plan for the bundles that an export of a model could make, one for each format; from its config.json."""
     from edgespec.export.options import ExportOptions
-    from edgespec.export.planned import PlannedSource, planned_bundle, possible_methods
+    from edgespec.export.plan_manifest import PlannedSource, plan_bundle, possible_methods
     from edgespec.export.quantization.native_packing import lacks_packing
     from edgespec.export.source.gguf_files import is_quantized
     from edgespec.planning.plan import Option
@@ -113,7 +113,7 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     found = []
     own = (FILE,) if is_quantized(opened.path) and not lacks_packing() else ()
     for form in options["formats"] or (*own, *FORMATS):
-        planned = planned_bundle(ExportOptions(source, format=form, **how), opened)
+        planned = plan_bundle(ExportOptions(source, format=form, **how), opened)
         needs = {name: need for name in planned.methods if (need := _need(name, source, draft))}
         found.append(Option(planned, source, ("--format", form, *command), needs, profile))
     return found

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.source_model import Writing, WrittenModel
-from edgespec.export.emitted import EmittedModel
 from edgespec.export.measuring.held_out import Figures, HeldOut
 from edgespec.export.measuring.parity import relative_error
 from edgespec.export.measuring.reading import Sources
+from edgespec.export.onnx_model import EmittedModel
 from edgespec.export.quantization.calibrate import SourcedTexts, sequences
 from edgespec.export.quantization.calibration_text import MEASURED_TOKENS
 from edgespec.export.quantization.own_text import LENGTH, TOGETHER, write_own_text
@@ -45,6 +45,7 @@ QUICK = QUANTIZERS["mse"]
 class Calibration:
     """How a target's levels are to be calibrated."""
 
+    model: EmittedModel  # the target
     # what was asked for; None = ``CALIBRATED``, and ``QUICK`` where that loses less on any held-out text
     quantizer: Quantizer | None
     given: Sequence[int] | None  # tokens of the user's text; None = on what the model writes
@@ -59,12 +60,13 @@ class Calibration:
     def tokens(self) -> int:
         return TOKENS if self.given is None else min(TOKENS, len(self.given))
 
-    def write(self, model: EmittedModel, writing: Writing) -> tuple[WrittenModel, dict[str, Any]]:
+    def write(self, writing: Writing) -> tuple[WrittenModel, dict[str, Any]]:
         """Write the model into the folder.
 
         Returns what was written, and a JSON object: ``calibration``, what was done; ``held_out``, what was measured.
         """
-        writing.progress("calibrate", 0, 1, self.foretold(model))
+        model = self.model
+        writing.progress("calibrate", 0, 1, self.describe())
         first = replace(writing, progress=lambda stage, *rest: writing.progress(f"first {stage}", *rest))
         with _folder(writing) as quick, _folder(writing) as calibrated:
             written = model.write(_by(QUICK, first, quick))
@@ -74,11 +76,11 @@ class Calibration:
             slot = _opened(written, quick, writing)
             read = self._sources(written, quick, slot)
             count, texts = self._texts(slot, writing, read)
-            held = self._held_out(model, texts[count:], writing)
+            held = self._held_out(texts[count:], writing)
             before = held.of(slot, self._attending(read, slot))
             q4_0 = held.q4_0() if writing.choice.format in FOUR_BITS and read is None else None
             _close(slot, read)
-            rows = self._calibrates_on(model, texts[:count])
+            rows = self._calibrates_on(texts[:count])
             quantizer = self.quantizer or CALIBRATED
             better = model.write(replace(_by(quantizer, writing, calibrated), texts=lambda context: rows))
             slot = _opened(better, calibrated, writing)
@@ -95,9 +97,9 @@ class Calibration:
         figures = {"model": after if keep else before, "mse": before, "calibrated": after, "q4_0": q4_0}
         return better if keep else written, {"calibration": facts, "held_out": _by_text(figures)}
 
-    def foretold(self, model: EmittedModel) -> str:
+    def describe(self) -> str:
         """Say what will be done, and for how long on this machine."""
-        minutes = seconds(model, self.tokens) / 60
+        minutes = seconds(self.model, self.tokens) / 60
         text = "text that the model writes" if self.given is None else "the text given"
         how = "less than a minute" if minutes < 1 else f"about {minutes:.0f} minutes"
         return f"on {self.tokens} tokens of {text}: {how} (--quick: without)"
@@ -114,22 +116,22 @@ class Calibration:
         attend = read.attend if read else None
         return count, write_own_text(slot, count + HELD_OUT, self.begin, self.eos, self.seed, progress, length, attend)
 
-    def _held_out(self, model: EmittedModel, own: NDArray[np.int64], writing: Writing) -> HeldOut:
+    def _held_out(self, own: NDArray[np.int64], writing: Writing) -> HeldOut:
         """Prepare what is measured on: ``own`` [HELD_OUT, T], and of a decoder alone another text."""
         sources = None if self.sources is None else self.sources[-HELD_OUT:]
         texts = {OWN: own}
         if self.sources is None:
-            texts[SHIPPED] = self._rows(model, self.text[:MEASURED_TOKENS])[:HELD_OUT]
+            texts[SHIPPED] = self._rows(self.text[:MEASURED_TOKENS])[:HELD_OUT]
 
         def progress(done: int, of: int) -> None:
             writing.progress("held out", done, of, "texts that nothing is calibrated on, in fp32")
 
-        return HeldOut(model.arch, texts, progress, sources)
+        return HeldOut(self.model.arch, texts, progress, sources)
 
-    def _calibrates_on(self, model: EmittedModel, own: NDArray[np.int64]) -> NDArray[np.int64] | SourcedTexts:
+    def _calibrates_on(self, own: NDArray[np.int64]) -> NDArray[np.int64] | SourcedTexts:
         if self.sources is not None:
             return SourcedTexts(self.sources[:-HELD_OUT], own)
-        return own if self.given is None else self._rows(model, self.given)
+        return own if self.given is None else self._rows(self.given)
 
     def _sources(self, written: WrittenModel, folder: str, slot: Slot) -> Sources | None:
         if self.sources is None:
@@ -140,8 +142,8 @@ class Calibration:
         """Return what lets a slot attend over the source of a held-out text, by its number."""
         return None if read is None else lambda number: read.attend([slot], len(read.ids) - HELD_OUT + number)
 
-    def _rows(self, model: EmittedModel, tokens: Sequence[int]) -> NDArray[np.int64]:
-        return sequences(tokens[:TOKENS], self.begin, min(LENGTH, model.facts.context - 1))
+    def _rows(self, tokens: Sequence[int]) -> NDArray[np.int64]:
+        return sequences(tokens[:TOKENS], self.begin, min(LENGTH, self.model.facts.context - 1))
 
 
 def arranged(sources: Rows, arch: Architecture) -> Rows:

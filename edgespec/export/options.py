@@ -23,6 +23,11 @@ CALIBRATED: tuple[Format, ...] = FOUR_BITS
 """Formats whose levels are calibrated unless ``quick``: of 8 bits little is lost without."""
 
 
+def layout_of(operators: WantedOperators) -> Layout:
+    """Return the layout that weights are stored in for these operators."""
+    return "stock" if operators == "stock" else "native"
+
+
 class ExportChanges(TypedDict, total=False):
     """Fields of ``ExportOptions`` by name, for editors; texts stand for lists of one, for paths and for sizes."""
 
@@ -151,7 +156,7 @@ class ExportOptions:
     @property
     def layout(self) -> Layout:
         """How weights are stored first."""
-        return "stock" if self.operators == "stock" else "native"
+        return layout_of(self.operators)
 
     @property
     def choice(self) -> WeightChoice:

@@ -1,10 +1,11 @@
-"""An export from beginning to end: open, write, compare, measure, search, close."""
+"""An export from beginning to end: open, write, compare, measure, and prove by golden vectors."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -13,9 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.registry import SPECULATIVE, needing
+from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE
+from edgespec.errors import ExportError
 from edgespec.export.architectures.llamagen import CAPTIONS
-from edgespec.export.bundle.drafter import drafter_bytes, write_drafter
+from edgespec.export.bundle.drafter import plan_drafter, write_drafter
+from edgespec.export.bundle.model import encoder_plans
+from edgespec.export.bundle.model_part import ModelSpec
+from edgespec.export.bundle.progress import Progress, silent
 from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.bundle.writer import (
     GENAI,
@@ -23,339 +28,415 @@ from edgespec.export.bundle.writer import (
     genai_config,
     refuse_existing,
     refuse_short_disk,
+    save_manifest,
     staged_folder,
     write_manifest,
 )
 from edgespec.export.calibrated import CALIBRATED, note
 from edgespec.export.codes import CodeTensors, ended, read_codes, write_codes
 from edgespec.export.codes.write import FOLDER
-from edgespec.export.emitted import EmittedModel
+from edgespec.export.loaded_source import LoadedSource
+from edgespec.export.loading import load_source
 from edgespec.export.measuring.drafters import measure_drafter
-from edgespec.export.measuring.method_parts import MethodMeasurer
-from edgespec.export.measuring.mixer import Mixer
-from edgespec.export.measuring.plan import encoder_bytes
+from edgespec.export.measuring.method_parts import MethodMeasurer, WrittenDraft
+from edgespec.export.measuring.mixer import BitAllocation, Mixer
 from edgespec.export.measuring.seeing import tower_note
 from edgespec.export.measuring.skip_search import StepCosts
-from edgespec.export.opened import Opened
+from edgespec.export.models import Parts, is_gated, make_manifest, weight_bytes
 from edgespec.export.optimum.write import WORK
+from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, unmeasured
 from edgespec.export.quantization.coded_keys import prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.tokenizers.files import open_codec
+from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.formats import FILE, FOUR_BITS
-from edgespec.runtimes.files.manifest import SCHEMA, CodesPart, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import CodesPart, Manifest, MethodPart, ModelPart, SkipSetPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
-from edgespec.version import __version__
 
 _SMALL = 0.2  # of the target's bytes: a larger draft has the target's format
 
 
-@dataclass
-class InProgress:
-    """A bundle in the making: what the steps so far have made."""
+def export_model(options: ExportOptions, progress: Progress = silent, golden: bool = True) -> Manifest:
+    """Write the bundle that the options ask for; its name appears when it is complete.
 
-    folder: Path
-    written: WrittenModel  # as it was before attention and devices added to it
-    target: ModelPart
-    draft: ModelPart | None
-    drafter: ModelPart | None
-    slot: Slot  # with the target
-    tokens: list[int]  # what is measured on
-    parity: dict[str, Any] = field(default_factory=dict)
-    methods: dict[str, MethodPart] = field(default_factory=dict)
-    costs: StepCosts | None = None
-    codes: CodesPart | None = None
+    ``plan_manifest.plan_bundle`` is the same over shapes.
 
-
-@dataclass
-class Exporter(Opened):
-    """One export; ``run`` does it, ``plan`` only says what it would do.
+    Args:
+        golden: whether golden vectors are made: what plain decoding gives for the test prompts.
 
     Raises:
-        ExportError: the model or the options, when it is made; nothing is written.
+        ExportError: anything about the source, the options or the disk; nothing is left behind.
     """
+    if options.output.resolve() == Path.cwd():
+        raise ExportError("the bundle cannot take the place of the current folder", "name another one")
+    if options.choose:  # which takes seconds
+        options.wanted()
+        refuse_existing(options.output, options.overwrite)
+    # kept when interrupted: the next try continues from there
+    search = options.keep_search or options.output.parent / f".{options.output.name}.search"
+    source = load_source(replace(options, keep_search=search), progress)
+    refuse_short_disk(options.output, sum(_sizes(source, source.options.choice, source.options.draft_choice).values()))
+    with staged_folder(options.output, options.overwrite) as folder:
+        manifest = write_bundle(folder, source)
+        if golden:
+            manifest = _prove(folder, source, manifest)
+    with suppress(OSError):  # another search is in there
+        search.rmdir()
+    return manifest
 
-    def plan(self) -> dict[str, Any]:
-        """Return what ``run`` would write, as a JSON object."""
-        refuse_existing(self.options.output, self.options.overwrite)
-        if (mixer := self._mixer()) is not None:
-            self.notes.append(mixer.foretold(self.options.target_size))
-        if self.calibration is not None and isinstance(self.target, EmittedModel):
-            self.notes.append(f"calibrates {self.calibration.foretold(self.target)}")
-        choice = self.format_choice
-        chosen = {} if choice is None else {"choice": choice.as_dict()}
-        return self._sizes() | {"model": str(self.path), "notes": self.notes} | chosen
 
-    def run(self) -> Manifest:
-        """Write the bundle; returns its manifest.
+def write_bundle(folder: Path, source: LoadedSource) -> Manifest:
+    """Write and measure the bundle of an opened source in an empty folder; no golden vectors are made."""
+    bits = _choose_bits(source)
+    choice = bits.choice if bits else source.options.choice
+    written = write_models(folder, source, choice)
+    slot, tokens = open_target(source, written)
+    parity = {**written.calibrated, **_compare(source, written, slot, tokens)}
+    measured = _measure(source, written, slot, tokens)
+    parts = _with_attention_and_devices(source, measured.written, choice, measured.skip)
+    notes = [
+        *source.notes,
+        *([bits.note] if bits else []),
+        *written.notes,
+        *_compare_tower(source, written),
+        *measured.notes,
+    ]
+    weights = _sizes(source, choice, measured.written.draft_choice)
+    costs = measured.costs.as_dict() if measured.costs else None
+    words = source.tokenizers
+    manifest = make_manifest(
+        source.models,
+        parts,
+        measured.methods,
+        ended(words.facts, written.codes),
+        weights,
+        _provenance(source, notes, bits),
+        sampling=words.sampling,
+        pooling=words.pooling,
+        rules=words.rules,
+        text=None if words.speech else words.form,
+        speech=words.speech,
+        codes=written.codes,
+        parity=parity,
+        cost=costs | {"threads": slot.model.threads, "depth": len(tokens)} if costs else {},
+    )
+    if (config := genai_config(manifest.target, words.facts, words.sampling)) is not None:
+        (folder / GENAI).write_text(config, "utf-8")
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+    return write_manifest(folder, manifest)
 
-        Raises:
-            ExportError: anything about the source, the options or the disk; nothing is left behind.
-        """
-        refuse_short_disk(self.options.output, sum(self._sizes()["weight_bytes"].values()))
-        with staged_folder(self.options.output, self.options.overwrite) as folder:
-            self._mix()
-            made = self._write(folder)
-            for step in (self._compare, self._see, self._measure, self._learn_attention, self._devices):
-                step(made)
-            manifest = self._manifest(made)
-            if (config := genai_config(manifest.target, self.tokenizer, self.sampling)) is not None:
-                (folder / GENAI).write_text(config, "utf-8")
-            shutil.rmtree(folder / WORK, ignore_errors=True)
-            return write_manifest(folder, manifest)
 
-    # -- steps -----------------------------------------------------------------------------------------------------
+def dry_run(options: ExportOptions, progress: Progress = silent) -> dict[str, Any]:
+    """Return what ``export_model`` would write, as a JSON object.
 
-    def _mix(self) -> None:
-        if (mixer := self._mixer()) is not None:
-            kl = self.options.target_kl
-            self.mix = mixer.down_to(kl) if kl is not None else mixer.within(self.options.target_size or 0)
-            self.notes.append(self.mix.note)
+    Raises:
+        ExportError: as ``export_model``; nothing is written.
+    """
+    refuse_existing(options.output, options.overwrite)
+    source = load_source(options, progress)
+    options, models, notes = source.options, source.models, list(source.notes)
+    if (mixer := _mixer(source)) is not None:
+        notes.append(mixer.estimate_text(options.target_size))
+    if source.calibration is not None:
+        notes.append(f"calibrates {source.calibration.describe()}")
+    choice = options.choice
+    quantizer = CALIBRATED if source.calibration and options.calibrates else choice.quantizer
+    return {
+        "model": str(source.path),
+        "architecture": models.target.facts.architecture,
+        "format": choice.format,
+        "head_format": choice.head or choice.format,
+        "quantizer": quantizer.name if quantizer else None,
+        "methods": source.methods,
+        "context": models.target.facts.context,
+        "weight_bytes": _sizes(source, choice, options.draft_choice),
+        "kv_bytes_per_token": models.kv_bytes_per_token,
+        "notes": notes,
+        **({"choice": source.format_choice.as_dict()} if source.format_choice else {}),
+    }
 
-    def _mixer(self) -> Mixer | None:
-        options, target = self.options, self.target
-        if options.target_size is options.target_kl is None or not isinstance(target, EmittedModel):
-            return None
-        tokens, encoder, read = unmeasured(self.tokens), target.arch.encoder, None
-        if self.read is not None and encoder is not None:
-            content, read = self.read.content, self.read.reference(encoder)
-            if isinstance(content, list):  # the source itself: what is written about it is not known yet
-                words = (self.source_codec or self.codec).decode(content)
-                tokens = self.codec.encode(words, special=False)
-            tokens = [*self.read.begin, *tokens]
-        return Mixer(target.arch, self.choice, options.layout, target.heads, tokens[: target.facts.context],
-                     lambda done, of: self.progress("mix", done, of, "each part in int4"), read,
-                     sum(encoder_bytes(target.arch, self.choice).values()))  # fmt: skip
+
+# -- write -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """The models of a bundle on the disk, before anything is measured."""
+
+    folder: Path
+    target: WrittenModel
+    draft: ModelPart | None
+    drafter: ModelPart | None
+    draft_choice: WeightChoice  # how the draft's matrices are stored
+    codes: CodesPart | None
+    calibrated: dict[str, Any] = field(default_factory=dict)  # what calibration did, for ``parity``
+    notes: list[str] = field(default_factory=list)
+
+
+def write_models(folder: Path, source: LoadedSource, choice: WeightChoice) -> Written:
+    """Write weights, graphs and tokenizers into an empty folder; ``choice``: how the target's matrices are stored."""
+    options, models, facts, notes = source.options, source.models, dict[str, Any](), list[str]()
+    writing = _writing(source, folder, choice)
+    if source.calibration is not None:
+        target, facts = source.calibration.write(writing)
+        notes += [line] if (line := note(facts)) else []
+    else:
+        target = models.target.write(writing)
+    draft, draft_choice = None, options.draft_choice
+    if models.draft is not None:
+        (folder / "draft").mkdir()
+        draft = models.draft.write(_writing(source, folder, draft_choice, draft=True)).part
+    drafter = None
+    if models.drafter is not None:
+        source.progress("weights", 0, 1, "drafter")
+        drafter = write_drafter(folder, models.drafter, options.choice, target.part.layout)
+    words = source.tokenizers
+    copy_tokenizer(models.target.source.path, folder, words.codec, words.source_codec or _caption_codec(source))
+    return Written(folder, target, draft, drafter, draft_choice, _write_codes(source, folder), facts, notes)
+
+
+def _writing(source: LoadedSource, folder: Path, choice: WeightChoice, draft: bool = False) -> Writing:
+    options, codec, text = source.options, source.tokenizers.codec, source.sample.text.text
+
+    def texts(context: int) -> NDArray[np.int64]:  # [S, T]
+        return quantizer_texts(codec, text, context)
+
+    gated = not draft and is_gated(source.methods)
+    return Writing(folder, draft, gated, choice, options.operators, texts, options.threads, source.progress)
+
+
+def _caption_codec(source: LoadedSource) -> TextCodec | None:
+    hearing = source.arch.hearing if source.arch else None
+    reads = hearing is not None and hearing.sound is None
+    return open_codec(source.models.target.source.path / CAPTIONS) if reads else None
+
+
+def _write_codes(source: LoadedSource, folder: Path) -> CodesPart | None:
+    """Write the decoder of codes that was named, that of the model itself, or the one in its folder."""
+    path, arch, codec = source.models.target.source.path, source.arch, source.tokenizers.codec
+    if (own := source.options.codes or path / FOLDER).is_dir():
+        return write_codes(*read_codes(own), folder, codec)
+    if arch is None or arch.codes is None:
+        return None
+    config, names = arch.codes
+    tensors = CodeTensors(lambda name: arch.source.read(names[name]), names)
+    return write_codes(path, config, tensors, folder, codec)
+
+
+def _choose_bits(source: LoadedSource) -> BitAllocation | None:
+    """Choose which parts of a model in 4 bits become int8; None = no size and no divergence was asked for."""
+    if (mixer := _mixer(source)) is None:
+        return None
+    kl, size = source.options.target_kl, source.options.target_size or 0
+    return mixer.allocate_for_kl(kl) if kl is not None else mixer.allocate_for_size(size)
+
+
+def _mixer(source: LoadedSource) -> Mixer | None:
+    options, arch, words = source.options, source.arch, source.tokenizers
+    if options.target_size is options.target_kl is None or arch is None:
+        return None
+    tokens, given, encoded = unmeasured(source.sample.tokens), source.sample.read, None
+    if given is not None and arch.encoder is not None:
+        content, encoded = given.content, given.reference(arch.encoder)
+        if isinstance(content, list):  # the source itself: what is written about it is not known yet
+            text = (words.source_codec or words.codec).decode(content)
+            tokens = words.codec.encode(text, special=False)
+        tokens = [*given.begin, *tokens]
+    choice = options.choice
+    sides = encoder_plans(arch, ModelSpec(choice.format, choice.head))
+    return Mixer(arch, choice, options.layout, source.models.heads.plan, tokens[: arch.facts.context],
+                 lambda done, of: source.progress("mix", done, of, "each part in int4"), encoded,
+                 sum(side.end for side in sides.values()))  # fmt: skip
+
+
+# -- measure -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MeasuredMethods:
+    """Measured methods of a manifest, and the draft that was chosen by them."""
+
+    written: Written
+    methods: dict[str, MethodPart]
+    costs: StepCosts | None = None  # None = nothing was measured
+    notes: list[str] = field(default_factory=list)
 
     @property
-    def _target_choice(self) -> WeightChoice:
-        """How the target's matrices are stored; a drafter's as ``choice`` says."""
-        return self.mix.choice if self.mix else self.choice
+    def skip(self) -> SkipSetPart | None:
+        """The skip set of self-speculation."""
+        return self.methods[SELF_SPEC].skip if SELF_SPEC in self.methods else None
 
-    def _write(self, folder: Path) -> InProgress:
-        writing, facts = self._writing(folder, draft=False), dict[str, Any]()
-        if self.calibration is not None and isinstance(self.target, EmittedModel):
-            written, facts = self.calibration.write(self.target, writing)
-            self.notes += [line] if (line := note(facts)) else []
-        else:
-            written = self.target.write(writing)
-        draft = None
-        if self.draft is not None:
-            (folder / "draft").mkdir()
-            draft = self.draft.write(self._writing(folder, draft=True)).part
-        drafter = None
-        if self.drafter is not None:
-            self.progress("weights", 0, 1, "drafter")
-            drafter = write_drafter(folder, self.drafter, self.choice, written.part.layout)
-        copy_tokenizer(self.target.source.path, folder, self.codec, self.source_codec or self._caption_codec())
-        graph = choose_operators(self.options.operators, written.part).graph(written.part, strict=True)
-        slot = open_slot(Model(folder, written.part, graph, self.options.threads))
-        most = max(MIN_TOKENS, min(MEASURED_TOKENS, self.target.facts.context // 2))
-        tokens = self.tokens[:most]
-        if self.read is not None:
-            self.read.attend(folder, written.part, slot, self.options.threads)
-            tokens = self.read.written(slot, most, self.tokenizer.eos)
-        return InProgress(folder, written, written.part, draft, drafter, slot, tokens, facts, codes=self._codes(folder))
 
-    def _caption_codec(self) -> TextCodec | None:
-        hearing = self.arch.hearing if self.arch else None
-        reads = hearing is not None and hearing.sound is None
-        return open_codec(self.target.source.path / CAPTIONS) if reads else None
+def open_target(source: LoadedSource, written: Written) -> tuple[Slot, list[int]]:
+    """Open the written target, and the tokens that it is measured on."""
+    part, options, read = written.target.part, source.options, source.sample.read
+    graph = choose_operators(options.operators, part).graph(part, strict=True)
+    slot = open_slot(Model(written.folder, part, graph, options.threads))
+    most = max(MIN_TOKENS, min(MEASURED_TOKENS, source.models.target.facts.context // 2))
+    if read is None:
+        return slot, source.sample.tokens[:most]
+    read.attend(written.folder, part, slot, options.threads)
+    return slot, read.written(slot, most, source.tokenizers.facts.eos)
 
-    def _codes(self, folder: Path) -> CodesPart | None:
-        """Write the decoder of codes that was named, that of the model itself, or the one in its folder."""
-        source, arch = self.target.source, self.arch
-        if (own := self.options.codes or source.path / FOLDER).is_dir():
-            return write_codes(*read_codes(own), folder, self.codec)
-        if arch is None or arch.codes is None:
-            return None
-        config, names = arch.codes
-        tensors = CodeTensors(lambda name: arch.source.read(names[name]), names)
-        return write_codes(source.path, config, tensors, folder, self.codec)
 
-    def _writing(self, folder: Path, draft: bool) -> Writing:
-        gated = not draft and bool(set(needing("layers", "heads", "drafter")) & set(self.methods))
+def _compare(source: LoadedSource, written: Written, slot: Slot, tokens: list[int]) -> dict[str, Any]:
+    """Compare the target with the source model -> ``parity`` of the manifest."""
+    if source.options.format == FILE:  # the same numbers
+        return {}
+    found = source.models.target.parity(written.target, slot, tokens, source.progress, source.sample.read)
+    return found | source.sample.text.facts
 
-        def texts(context: int) -> NDArray[np.int64]:  # [S, T]
-            return quantizer_texts(self.codec, self.text.text, context)
 
-        options = self.options
-        choice = self.draft_choice if draft else self._target_choice
-        return Writing(folder, draft, gated, choice, options.operators, texts, options.threads, self.progress)
+def _compare_tower(source: LoadedSource, written: Written) -> list[str]:
+    sight, options = source.arch.sight if source.arch else None, source.options
+    if sight is None or options.quick:
+        return []
+    line = tower_note(sight, written.folder, written.target.part, options.threads)
+    return [line] if line else []
 
-    @property
-    def copies(self) -> bool:
-        """Whether weights are copied and nothing is measured: ``quick`` with the weights of a file."""
-        options = self.options
-        return options.format == FILE and options.quick and not set(self.methods) - set(needing("text"))
 
-    def _compare(self, made: InProgress) -> None:
-        if self.options.format == FILE:  # the same numbers
-            return
-        if isinstance(self.target, EmittedModel):
-            found = self.target.parity(made.written, made.slot, made.tokens, self.progress, self.read)
-        else:
-            found = self.target.parity(made.written, made.slot, made.tokens, self.progress)
-        made.parity |= found | self.text.facts
-
-    def _see(self, made: InProgress) -> None:
-        if self.arch is not None and self.arch.sight is not None and not self.options.quick:
-            line = tower_note(self.arch.sight, made.folder, made.target, self.options.threads)
-            self.notes += [line] if line else []
-
-    def _measure(self, made: InProgress) -> None:
-        options, choice = self.options, self.choice
-        if self.copies:
-            made.methods = {name: MethodPart() for name in self.methods}
-            return
-        weights = made.target.quantizer if choice.quantizer else None, choice.head
-        adapted = () if options.adapter is None else (options.adapter,)
-        facts = self.target.config, options.format, *weights, options.seed, options.context, *adapted
-        measurer = MethodMeasurer(self.methods, options.operators, options.threads, options.trials,
-                                  not options.devices, options.seed, options.keep_search, self.heads, self.given_skip,
-                                  self.text, str(facts), self.progress)  # fmt: skip
-        drafts = [] if made.draft is None else [(made.folder, made.draft), *self._other_draft(made)]
-        made.methods, made.costs, best = measurer.measure(made.folder, made.slot, made.tokens, drafts, self.read)
-        if best:
-            self._take_draft(made, *drafts[best])
-        if (part := made.methods.get(SPECULATIVE)) and part.notes:
-            self.notes.append(part.notes)
-        if self.drafter is not None and made.drafter is not None:
-            self.progress("acceptance", 0, 1, "the drafter against the target")
-            found = measure_drafter(self.drafter, made.folder, made.drafter, made.slot, made.tokens, choice)
-            made.methods[self.drafter.method] = found.method(made.costs, self.text.facts)
-            self.notes += found.notes
-            self.progress("acceptance", 1, 1, "the drafter against the target")
-        if made.costs.busy:  # what was chosen by these times stands; what they predict would mislead
-            made.methods = {name: _unpredicted(part) for name, part in made.methods.items()}
-            self.notes.append(
-                f"{made.costs.busy} while passes were timed, so no speed is predicted: calibrate the bundle with "
-                "`edgespec calibrate` when nothing else runs"
-            )
-
-    def _other_draft(self, made: InProgress) -> list[tuple[Path, ModelPart]]:
-        """Write a small draft of a 4-bit model in int8 as well: rounding may lose more guesses than it saves time."""
-        options, draft = self.options, self.draft
-        if options.quick or options.draft_format or options.format not in FOUR_BITS:
-            return []
-        if not isinstance(draft, EmittedModel) or draft.shares_encoder:
-            return []
-        choice, known = WeightChoice.of("int8", None, None), self._sizes()["weight_bytes"]
-        if known["draft"] > _SMALL * known["target"]:
-            return []
-        writing = replace(self._writing(made.folder / WORK, draft=True), choice=choice)
-        (writing.folder / writing.prefix).mkdir(parents=True)
-        return [(writing.folder, draft.write(writing).part)]
-
-    def _take_draft(self, made: InProgress, folder: Path, draft: ModelPart) -> None:
-        shutil.rmtree(made.folder / "draft")
-        (folder / "draft").rename(made.folder / "draft")
-        made.draft, self.draft_choice = draft, WeightChoice.of("int8", None, None)
-        form = self.options.format
-        self.notes.append(f"the draft is in int8, where its guesses gain more: --draft-format {form} changes it")
-
-    def _attending(self, made: InProgress) -> Callable[[Slot], None] | None:
-        """Return what lets another slot of the target attend over the measured source; None = there is none."""
-        read, threads = self.read, self.options.threads
-        return None if read is None else lambda slot: read.attend(made.folder, made.target, slot, threads)
-
-    def _learn_attention(self, made: InProgress) -> None:
-        if not self.attention:
-            return
-
-        def report(done: int, of: int, what: str) -> None:
-            self.progress("attention", done, of, what)
-
-        found = prepare_attention(made.folder, made.target, self.attention, self.tokens, self.options.threads, report,
-                                  self._attending(made))  # fmt: skip
-        made.target = made.target.model_copy(update={"attention": found.model_copy(update=self.text.facts)})
-
-    def _devices(self, made: InProgress) -> None:
-        skip = made.methods["self-spec"].skip if "self-spec" in made.methods else None
-        for device, precision in product(self.options.devices, self.options.device_precisions or ("fp32",)):
-            writing = self._writing(made.folder, draft=False)
-            made.target = self.target.for_device(writing, made.target, device, precision, skip)
-            if self.draft is not None and made.draft is not None:
-                writing = self._writing(made.folder, draft=True)
-                made.draft = self.draft.for_device(writing, made.draft, device, precision, None)
-
-    def _manifest(self, made: InProgress) -> Manifest:
-        costs = None if made.costs is None else made.costs.as_dict()
-        sizes = self._sizes()
-        return Manifest(
-            schema_version=SCHEMA,
-            edgespec_version=__version__,
-            target=made.target,
-            draft=made.draft,
-            drafter=made.drafter,
-            methods=made.methods,
-            tokenizer=ended(self.tokenizer, made.codes),
-            sampling=self.sampling,
-            pooling=self.pooling,
-            rules=self.rules,
-            text=None if self.speech else self.form,
-            speech=self.speech,
-            codes=made.codes,
-            parity=made.parity,
-            cost=costs | {"threads": made.slot.model.threads, "depth": len(made.tokens)} if costs else {},
-            memory={name: sizes[name] for name in ("weight_bytes", "kv_bytes_per_token")},
-            provenance=self._provenance(),
+def _measure(source: LoadedSource, written: Written, slot: Slot, tokens: list[int]) -> MeasuredMethods:
+    """Measure acceptance and costs of methods on the written graphs; keeps the draft that is predicted to be faster."""
+    options, choice, models, text = source.options, source.options.choice, source.models, source.sample.text
+    if source.copies:
+        return MeasuredMethods(written, {name: MethodPart() for name in source.methods})
+    target, notes = written.target.part, list[str]()
+    weights = target.quantizer if choice.quantizer else None, choice.head
+    adapted = () if options.adapter is None else (options.adapter,)
+    facts = models.target.config, options.format, *weights, options.seed, options.context, *adapted
+    measurer = MethodMeasurer(source.methods, options.operators, options.threads, options.trials, not options.devices,
+                              options.seed, options.keep_search, models.heads, source.given_skip, text, str(facts),
+                              source.progress)  # fmt: skip
+    drafts = _drafts(source, written)
+    methods, costs, best = measurer.measure(written.folder, slot, tokens, drafts, source.sample.read)
+    if best:
+        written = _take_draft(written, *drafts[best])
+        hint = f"--draft-format {options.format} changes it"
+        notes.append(f"the draft is in int8, where its guesses gain more: {hint}")
+    if (part := methods.get(SPECULATIVE)) and part.notes:
+        notes.append(part.notes)
+    if models.drafter is not None and written.drafter is not None:
+        source.progress("acceptance", 0, 1, "the drafter against the target")
+        found = measure_drafter(models.drafter, written.folder, written.drafter, slot, tokens, choice)
+        methods[models.drafter.method] = found.method(costs, text.facts)
+        notes += found.notes
+        source.progress("acceptance", 1, 1, "the drafter against the target")
+    if costs.busy:  # choices by these times remain; what they predict would mislead
+        methods = {name: _unpredicted(part) for name, part in methods.items()}
+        notes.append(
+            f"{costs.busy} while passes were timed, so no speed is predicted: calibrate the bundle with "
+            "`edgespec calibrate` when nothing else runs"
         )
+    return MeasuredMethods(written, methods, costs, notes)
 
-    def _sizes(self) -> dict[str, Any]:
-        """Return the export as a JSON object; of what goes through optimum sizes are good to a few percent."""
-        operators, choice, models = self.options.operators, self._target_choice, [self.target]
-        known = {"target": self.target.weight_bytes(choice, operators)}
-        if self.draft is not None:
-            models.append(self.draft)
-            known["draft"] = self.draft.weight_bytes(self.draft_choice, operators)
-        sizes = {name: own for name, (own, _) in known.items()}
-        for prefix, model, own in (("", self.target, choice), ("draft_", self.draft, self.draft_choice)):
-            if isinstance(model, EmittedModel) and not model.shares_encoder:
-                sizes |= {f"{prefix}{name}": size for name, size in encoder_bytes(model.arch, own).items()}
-        if heads := sum(more for _, more in known.values()):
-            sizes["heads"] = heads
-        quantizer = CALIBRATED if self.calibration and self.options.calibrates else choice.quantizer
-        found: dict[str, Any] = {
-            "model": str(self.target.source.path),
-            "architecture": self.target.facts.architecture,
-            "format": choice.format,
-            "head_format": choice.head or choice.format,
-            "quantizer": quantizer.name if quantizer else None,
-            "methods": self.methods,
-            "context": self.target.facts.context,
-            "weight_bytes": sizes,
-            "kv_bytes_per_token": sum(model.facts.kv_bytes_per_token for model in models),
-        }
-        if self.drafter is not None:
-            found["weight_bytes"]["drafter"] = drafter_bytes(self.drafter, self.choice, self.options.layout)
-            found["kv_bytes_per_token"] += self.drafter.arch.facts.kv_bytes_per_token
-        return found
 
-    def _provenance(self) -> dict[str, Any]:
-        options, source = self.options, self.target.source.path
-        local = Path(options.model)
-        found = {
-            "model": local.resolve().name if local.exists() else options.model,
-            "config_sha256": hashlib.sha256((source / "config.json").read_bytes()).hexdigest(),
-            "revision": options.revision,
-            "adapter": None if options.adapter is None else Path(options.adapter).resolve().name,
-            "draft": None if options.draft is None else Path(options.draft).name,
-            "drafter": None if options.its_drafter is None else Path(options.its_drafter).name,
-            "notes": self.notes or None,
-            "seed": options.seed,
-            "mixed": self.mix.facts if self.mix else None,
-            "format_choice": self.format_choice.as_dict() if self.format_choice else None,
-            **self.target.provenance(),
-        }
-        return {key: value for key, value in found.items() if value is not None}
+def _drafts(source: LoadedSource, written: Written) -> Sequence[WrittenDraft]:
+    """List the draft as it is written, and a small one of 4 bits in int8 as well, in another folder.
+
+    Rounding may lose more guesses than it saves time.
+    """
+    options, draft = source.options, source.models.draft
+    if draft is None or written.draft is None:
+        return []
+    usual = (written.folder, written.draft)
+    if options.quick or options.draft_format or options.format not in FOUR_BITS or not draft.reformats:
+        return [usual]
+    known = _sizes(source, options.choice, options.draft_choice)
+    if known["draft"] > _SMALL * known["target"]:
+        return [usual]
+    writing = _writing(source, written.folder / WORK, _INT8, draft=True)
+    (writing.folder / writing.prefix).mkdir(parents=True)
+    return [usual, (writing.folder, draft.write(writing).part)]
+
+
+_INT8 = WeightChoice.of("int8", None, None)
+
+
+def _take_draft(written: Written, folder: Path, draft: ModelPart) -> Written:
+    """Put the draft of another folder into the place of the usual one."""
+    shutil.rmtree(written.folder / "draft")
+    (folder / "draft").rename(written.folder / "draft")
+    return replace(written, draft=draft, draft_choice=_INT8)
 
 
 def _unpredicted(part: MethodPart) -> MethodPart:
     """Drop what was predicted of a method's speed, the note that says it too."""
     notes = None if (part.notes or "").startswith("predicted") else part.notes
     return part.model_copy(update={"predicted_speedup": None, "notes": notes})
+
+
+# -- close -------------------------------------------------------------------------------------------------------------
+
+
+def _with_attention_and_devices(
+    source: LoadedSource, written: Written, choice: WeightChoice, skip: SkipSetPart | None
+) -> Parts:
+    """Prepare keys in other formats, and graphs for devices -> entries of target, draft and drafter."""
+    options, models, target, draft = source.options, source.models, written.target.part, written.draft
+    if source.attention:
+
+        def report(done: int, of: int, what: str) -> None:
+            source.progress("attention", done, of, what)
+
+        tokens, attend = source.sample.tokens, _attending(source, written)
+        found = prepare_attention(written.folder, target, source.attention, tokens, options.threads, report, attend)
+        target = target.model_copy(update={"attention": found.model_copy(update=source.sample.text.facts)})
+    for device, precision in product(options.devices, options.device_precisions or ("fp32",)):
+        writing = _writing(source, written.folder, choice)
+        target = models.target.for_device(writing, target, device, precision, skip)
+        if models.draft is not None and draft is not None:
+            writing = _writing(source, written.folder, written.draft_choice, draft=True)
+            draft = models.draft.for_device(writing, draft, device, precision, None)
+    return Parts(target, draft, written.drafter)
+
+
+def _attending(source: LoadedSource, written: Written) -> Callable[[Slot], None] | None:
+    """Return what lets another slot of the target attend over the measured source; None = there is none."""
+    read, threads = source.sample.read, source.options.threads
+    return None if read is None else lambda slot: read.attend(written.folder, written.target.part, slot, threads)
+
+
+def _sizes(source: LoadedSource, choice: WeightChoice, draft_choice: WeightChoice) -> dict[str, int]:
+    """Name the bytes of all weight files; of what goes through optimum sizes are good to a few percent."""
+    options, models = source.options, source.models
+    target = models.target.weight_bytes(choice, options.operators)
+    draft = None if models.draft is None else models.draft.weight_bytes(draft_choice, options.operators)
+    drafter = None if models.drafter is None else plan_drafter(models.drafter, options.choice, options.layout)
+    return weight_bytes(target, draft, None if drafter is None else drafter.weight_bytes)
+
+
+def _provenance(source: LoadedSource, notes: list[str], bits: BitAllocation | None) -> dict[str, Any]:
+    options, path = source.options, source.models.target.source.path
+    local = Path(options.model)
+    found = {
+        "model": local.resolve().name if local.exists() else options.model,
+        "config_sha256": hashlib.sha256((path / "config.json").read_bytes()).hexdigest(),
+        "revision": options.revision,
+        "adapter": None if options.adapter is None else Path(options.adapter).resolve().name,
+        "draft": None if options.draft is None else Path(options.draft).name,
+        "drafter": None if options.its_drafter is None else Path(options.its_drafter).name,
+        "notes": notes or None,
+        "seed": options.seed,
+        "mixed": bits.facts if bits else None,
+        "format_choice": source.format_choice.as_dict() if source.format_choice else None,
+        **source.models.target.provenance(),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _prove(folder: Path, source: LoadedSource, manifest: Manifest) -> Manifest:
+    """Add golden vectors to the manifest of a written bundle."""
+    source.progress("golden", 0, 1, "plain decoding of the test prompts")
+    vectors, seen, made_by = make_golden(folder, source.sample.text.text, source.options.threads, source.copies)
+    target, provenance = manifest.target, manifest.provenance | {"golden": made_by}
+    if target.image is not None:
+        target = target.model_copy(update={"image": target.image.model_copy(update={"proof": seen})})
+    manifest = manifest.model_copy(update={"golden": vectors, "target": target, "provenance": provenance})
+    save_manifest(folder, manifest)
+    source.progress("golden", 1, 1, "done")
+    return manifest

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import MANIFEST, Operators
 from edgespec.runtimes.ort.native_library import native_library
@@ -83,7 +83,7 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
     for method, given in (("mtp", None), ("dflash", str(drafter))):
         options = ExportOptions(str(source), path.parent / f"{method}-bundle", [method], "int8", operators="native",
                                 threads=THREADS, drafter=given)  # fmt: skip
-        Exporter(options).run()
+        export_model(options, golden=False)
         data = json.loads((options.output / MANIFEST).read_text("utf-8"))
         data["methods"]["self-spec"]["skip"]["head_rows"] = 96  # int8 drafts by its high planes, and a cut LM head
         (options.output / MANIFEST).write_text(json.dumps(data), "utf-8")
@@ -95,7 +95,7 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
     made += [*sourced.restored(path.parent, LENGTH), *sourced.kinds(path.parent, LENGTH)]
     (path.parent / "forms").mkdir()
     coded = ExportOptions(TARGET, path.parent / "coded", [], "int4", attention=["int4"], threads=THREADS)
-    Exporter(coded).run()
+    export_model(coded, golden=False)
     long: list[golden.Long] = [
         (full, {}, {"method": "ar"}, LONG),
         (full, {}, {"method": "speculative", "fallback": False}, LONG[1:]),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from tests.support.snac import write_orpheus
 from tests.support.whisper import torch_model, write_whisper
 
@@ -37,7 +37,7 @@ def sound() -> NDArray[np.float32]:
 def whisper_bundle(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whisper")
     source = write_whisper(folder / "model", model)
-    Exporter(ExportOptions(str(source), folder / "bundle", [], "fp32", threads=1)).run()
+    export_model(ExportOptions(str(source), folder / "bundle", [], "fp32", threads=1), golden=False)
     return folder / "bundle"
 
 
@@ -52,7 +52,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export the embedded model in int8, with its draft."""
     folder = tmp_path_factory.mktemp("digits") / "digits"
     draft = "builtin:spoken-digits-draft"
-    Exporter(ExportOptions("builtin:spoken-digits", folder, ["speculative"], "int8", draft=draft, threads=1)).run()
+    export_model(
+        ExportOptions("builtin:spoken-digits", folder, ["speculative"], "int8", draft=draft, threads=1), golden=False
+    )
     return folder
 
 
@@ -61,6 +63,6 @@ def orpheus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export a model that writes codes of speech, which is its own draft."""
     folder = tmp_path_factory.mktemp("orpheus")
     source = write_orpheus(folder / "model")
-    Exporter(ExportOptions(str(source), folder / "bundle", ["self-spec", "speculative"], "fp32", draft=str(source),
-                           threads=1, trials=1)).run()  # fmt: skip
+    export_model(ExportOptions(str(source), folder / "bundle", ["self-spec", "speculative"], "fp32", draft=str(source),
+                           threads=1, trials=1), golden=False)  # fmt: skip
     return folder / "bundle"

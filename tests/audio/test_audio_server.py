@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from edgespec.cli.app import cli
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from tests.server.conftest import Later, Served, start, stop
 from tests.support import hearing
 from tests.support.whisper import DIGITS, SAID
@@ -64,7 +64,7 @@ def test_every_form_of_a_transcript_is_the_engines(client: openai.OpenAI, digits
 def test_a_decoder_that_hears_answers_as_its_engine_does(tmp_path: Path) -> None:
     source = hearing.write_case(tmp_path / "source", "qwen3_asr")
     folder, base64_of = tmp_path / "bundle", base64.b64encode(TALK.read_bytes()).decode()
-    Exporter(ExportOptions(str(source), folder, format="int8", threads=1, quick=True)).run()
+    export_model(ExportOptions(str(source), folder, format="int8", threads=1, quick=True), golden=False)
     with load(folder, threads=1) as engine:
         wanted = engine.transcribe(TALK, language="de").text
         said: Any = [{"role": "user", "content": [{"type": "audio", "audio": TALK}, {"type": "text", "text": "what"}]}]

@@ -21,7 +21,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.architectures import qwen3_asr, voxtral
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.audio.reading import RATE, pieces
 from edgespec.runtimes.audio.spoken import pcm, wav_header
@@ -42,7 +42,7 @@ def export(folder: Path, name: str, form: Format, methods: Sequence[str] = (), *
     (source / "calibration.txt").write_text("what is the sound of the sea and what is this " * 99, "utf-8")
     draft = str(source) if "speculative" in methods else None
     options = ExportOptions(str(source), folder / "bundle", methods, form, draft=draft, threads=1, quick=True, **how)
-    Exporter(options).run()
+    export_model(options, golden=False)
     return folder / "bundle"
 
 

@@ -19,7 +19,7 @@ from edgespec.engine.transcript import FORMATS
 from edgespec.engine.transcription import Transcription, TranscriptionSettings
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.audio.features import log_mel
 from edgespec.runtimes.audio.reading import pieces
 from edgespec.runtimes.slots.native import NativeSlot
@@ -98,7 +98,7 @@ def test_a_draft_with_the_targets_encoder_runs_it_once(model: Any, sound: Any, t
     draft.model.decoder.layers, draft.config.decoder_layers = draft.model.decoder.layers[:1], 1
     source, small = write_whisper(tmp_path / "model", model), write_whisper(tmp_path / "draft", draft)
     options = ExportOptions(str(source), tmp_path / "bundle", ["speculative"], "fp32", draft=str(small), threads=1)
-    manifest = Exporter(options).run()
+    manifest = export_model(options, golden=False)
     assert manifest.draft is not None
     assert manifest.draft.source is not None
     assert manifest.draft.source.shares_encoder

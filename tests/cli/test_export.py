@@ -183,7 +183,7 @@ def test_a_bundle_appears_only_with_its_golden_vectors(
 
     old = Path(shutil.copytree(demo, elsewhere / "old"))
     before = sorted((path.name, path.stat().st_mtime_ns) for path in old.iterdir())
-    monkeypatch.setattr("edgespec.export.front.make_golden", fail)
+    monkeypatch.setattr("edgespec.export.pipeline.make_golden", fail)
     for more in (("-o", "new"), ("-o", "old", "--overwrite")):
         result = command("export", TARGET, *more)
         assert (result.code, result.out) == (130 if isinstance(error, KeyboardInterrupt) else 1, "")

@@ -23,7 +23,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, use_operators
 from tests.support.toy import hash_logits, hash_target, plain
@@ -295,7 +295,7 @@ def test_a_graph_that_cannot_say_hidden_states_says_none(tmp_path: Path) -> None
 
 def export_to(folder: Path) -> Path:
     """Export the embedded model without heads into ``folder``; return the bundle."""
-    Exporter(ExportOptions(TARGET, folder / "bundle", (), "int4", threads=THREADS, operators="stock")).run()
+    export_model(ExportOptions(TARGET, folder / "bundle", (), "int4", threads=THREADS, operators="stock"), golden=False)
     return folder / "bundle"
 
 

@@ -13,7 +13,7 @@ from edgespec.engine import prompt_cache
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, use_operators
@@ -76,7 +76,9 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             source, longer = hf.write_reference_checkpoint(folder / "model", name), {"max_position_embeddings": 2048}
             for file, more in (("config.json", longer), ("tokenizer_config.json", {"chat_template": TEMPLATE})):
                 (source / file).write_text(json.dumps(json.loads((source / file).read_text()) | more))
-            Exporter(ExportOptions(str(source), folder / "bundle", ["ngram"], "int4", context=2048, threads=1)).run()
+            export_model(
+                ExportOptions(str(source), folder / "bundle", ["ngram"], "int4", context=2048, threads=1), golden=False
+            )
             found[name] = folder / "bundle"
         return found[name]
 

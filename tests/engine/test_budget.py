@@ -17,7 +17,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BudgetError
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.options import RunOptions
@@ -65,7 +65,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("budget")
     write_large(folder / "model", SHAPE)
     hf.write_tokenizer(folder / "model", SHAPE)
-    Exporter(ExportOptions(str(folder / "model"), folder / "bundle", [], "fp32", threads=1)).run()
+    export_model(ExportOptions(str(folder / "model"), folder / "bundle", [], "fp32", threads=1), golden=False)
     return folder / "bundle"
 
 

@@ -18,7 +18,7 @@ from edgespec.engine.loading import load
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.slots.slot import Slot
 from tests.support.chats import FOLDER
 from tests.support.checkpoints import write_chain
@@ -62,7 +62,7 @@ def make(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Call
             described = {"bos_token": "<s>", "eos_token": END, "chat_template": template}
             vocab = tokenizer.get_vocab_size()
             source = write_chain(folder / "model", tokenizer, vocab, chain, described, tokenizer.token_to_id(END))
-            Exporter(ExportOptions(str(source), folder / "bundle", [], "fp32", threads=1)).run()
+            export_model(ExportOptions(str(source), folder / "bundle", [], "fp32", threads=1), golden=False)
             made[chain, template] = folder / "bundle"
         return made[chain, template]
 

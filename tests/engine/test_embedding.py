@@ -18,7 +18,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import ContextFull, EdgespecError, InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.tokenizers.facts import pooling_of
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from tests.support import hf
@@ -33,7 +33,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Export a tiny checkpoint in float32 -> its folder, and its engine."""
     folder = tmp_path_factory.mktemp(request.param)
     hf.write_reference_checkpoint(folder / "model", request.param)
-    Exporter(ExportOptions(str(folder / "model"), folder / "bundle", [], "fp32", threads=1)).run()
+    export_model(ExportOptions(str(folder / "model"), folder / "bundle", [], "fp32", threads=1), golden=False)
     with load(folder / "bundle", threads=1, attention="f32") as engine:
         yield folder / "model", engine
 
@@ -145,7 +145,7 @@ def test_a_model_says_how_its_states_are_pooled(tmp_path: Path, said: str, pooli
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64} | modes))
     assert pooling_of(tmp_path / "model") == pooling
     if pooling == "last":
-        Exporter(ExportOptions(str(tmp_path / "model"), tmp_path / "bundle", [], "int4", threads=1)).run()
+        export_model(ExportOptions(str(tmp_path / "model"), tmp_path / "bundle", [], "int4", threads=1), golden=False)
         assert read_manifest(tmp_path / "bundle").pooling == "last"
         assert '"pooling": "last"' in (tmp_path / "bundle" / MANIFEST).read_text("utf-8")
         with load(tmp_path / "bundle", threads=1) as made:

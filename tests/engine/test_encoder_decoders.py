@@ -18,7 +18,7 @@ from edgespec.engine.loading import load
 from edgespec.engine.sentences import pieces, sentences
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.formats import Format
 from edgespec.server.app import make_app
@@ -52,7 +52,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Engin
             options = ExportOptions("builtin:restore", folder, ["speculative", *layers], form, threads=1, trials=2,
                                     draft="builtin:restore-draft", draft_format="int4" if form == "int8" else None,
                                     quick=True)  # fmt: skip
-            Exporter(options).run()
+            export_model(options, golden=False)
             made[form] = load(folder, threads=1)
         return made[form]
 

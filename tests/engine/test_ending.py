@@ -10,7 +10,7 @@ import pytest
 from edgespec.engine.loading import load
 from edgespec.engine.result import Chunk
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from tests.conftest import PROMPTS
 from tests.support import hf
 from tests.support.requests import METHODS, NEW, PROMPT, Get, ask
@@ -98,7 +98,9 @@ def test_a_draft_with_less_context_than_its_target(tmp_path: Path) -> None:
     config = hf.CONFIGS["llama_tied_gqa"]
     target = hf.write_checkpoint(tmp_path / "target", config, 3)
     draft = hf.write_checkpoint(tmp_path / "draft", {**config, "max_position_embeddings": 64}, 3)
-    Exporter(ExportOptions(str(target), tmp_path / "b", ["speculative"], "fp32", draft=str(draft), threads=1)).run()
+    export_model(
+        ExportOptions(str(target), tmp_path / "b", ["speculative"], "fp32", draft=str(draft), threads=1), golden=False
+    )
     made = load(tmp_path / "b", threads=1)
     result = ask(made, [5, 6, 7], method="speculative", adaptive=False, max_new_tokens=120)
     assert result.tokens == ask(made, [5, 6, 7], max_new_tokens=120).tokens

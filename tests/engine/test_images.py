@@ -23,8 +23,10 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.images import Images, Placed
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
+from edgespec.export.bundle.writer import staged_folder
+from edgespec.export.loading import load_source
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model, write_bundle
 from edgespec.planning.footprint import memory_of
 from edgespec.reports.proof import PICTURE, check_golden, golden_of, prove
 from edgespec.runtimes.files.bundle import Bundle
@@ -79,9 +81,11 @@ def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     options = ExportOptions("builtin:shakespeare", output, [one for one in METHODS if one not in ("ngram", "auto")],
                             "int8", draft="builtin:shakespeare-draft", drafter="builtin:shakespeare-eagle", threads=1,
                             trials=2, quick=True)  # fmt: skip
-    exporter = Exporter(options)
-    exporter.target.arch.inserts = exporter.target.facts.hidden  # type: ignore[union-attr]
-    exporter.run()
+    source = load_source(options)
+    assert source.arch is not None
+    source.arch.inserts = source.arch.facts.hidden
+    with staged_folder(output, False) as folder:
+        write_bundle(folder, source)
 
     def get(**how: Any) -> Engine:
         bundle = Bundle.open(output)
@@ -220,7 +224,7 @@ def export(folder: Path, name: str, form: Format, methods: Sequence[str] = (), *
     (source / "calibration.txt").write_text("a picture of the sea and what it is " * 99, "utf-8")
     draft = str(source) if "speculative" in methods else None
     options = ExportOptions(str(source), folder / "bundle", methods, form, draft=draft, threads=1, quick=True, **how)
-    Exporter(options).run()
+    export_model(options, golden=False)
 
 
 @pytest.mark.parametrize("name, form", [("gemma3", "int8"), ("qwen3_vl", "int4"), ("qwen3_5", "int8")])

@@ -22,7 +22,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.result import Result
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.cache import entries
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, PROMPTS, TARGET
@@ -144,7 +144,7 @@ def test_keys_in_other_formats(native: None, coded: Path, folder: Path, attentio
 def coded(native: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the embedded model with tables for keys in four bits."""
     output = tmp_path_factory.mktemp("coded") / "bundle"
-    Exporter(ExportOptions(TARGET, output, [], "int4", attention=["int4"], threads=1)).run()
+    export_model(ExportOptions(TARGET, output, [], "int4", attention=["int4"], threads=1), golden=False)
     return output
 
 

@@ -20,7 +20,7 @@ from edgespec.engine.result import Result
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.measuring import drafters
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from tests.conftest import TARGET
 from tests.engine.conftest import keep_prompts
 from tests.support.assistant import write_assistant, write_target
@@ -67,7 +67,7 @@ def drafted(native: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         if method == "eagle":
             coded = ["int4"] if kind == "eagle, coded" else []
             options = ExportOptions(TARGET, folder / "bundle", ["eagle"], "int4", attention=coded, threads=1)
-            Exporter(options).run()
+            export_model(options, golden=False)
             return folder / "bundle"
         if method == "assistant":
             model = longer(write_target(folder / "model"))
@@ -80,7 +80,7 @@ def drafted(native: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         options = ExportOptions(str(model), folder / "bundle", [method], "int8", context=2048, threads=1, **more)
         with pytest.MonkeyPatch.context() as patch:  # random hybrids accept .19 to .33, by their levels
             patch.setattr(drafters, "LEAST", 0.0)
-            Exporter(options).run()
+            export_model(options, golden=False)
         return options.output
 
     return get

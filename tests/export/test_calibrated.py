@@ -16,9 +16,10 @@ from edgespec.export import calibrated, options
 from edgespec.export.architectures.trace import walk
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.calibrated import note
+from edgespec.export.loading import load_source
 from edgespec.export.measuring.held_out import HeldOut, round_q4_0
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import dry_run, export_model
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.levels import Blocks, dequantize_block
 from edgespec.export.quantization.own_text import write_own_text
@@ -39,7 +40,7 @@ def calibrates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exported(folder: Path, model: str | Path = TARGET, **more: Any) -> Manifest:
-    return Exporter(ExportOptions(str(model), folder, context=256, threads=1, **more)).run()
+    return export_model(ExportOptions(str(model), folder, context=256, threads=1, **more), golden=False)
 
 
 @pytest.mark.parametrize("form", ["int4", "int4-64"])
@@ -61,7 +62,9 @@ def test_a_default_export_loses_less(tmp_path: Path, form: Format) -> None:
 
 
 def test_an_encoder_decoder_is_calibrated_on_what_it_writes_about_sources(tmp_path: Path) -> None:
-    made = Exporter(ExportOptions("builtin:restore", tmp_path / "out", threads=1, attention=("int8",))).run()
+    made = export_model(
+        ExportOptions("builtin:restore", tmp_path / "out", threads=1, attention=("int8",)), golden=False
+    )
     figures = made.parity["held_out"]["own"]
     assert made.target.quantizer == "gptq"
     assert made.target.encoder is not None
@@ -81,17 +84,19 @@ def test_a_model_that_hears_is_calibrated_on_recordings(tmp_path: Path) -> None:
     for at in range(3):  # the same ones again: enough pieces, and what is measured on is not new
         for file in folder.glob("*.wav"):
             shutil.copyfile(file, calibration / f"{file.stem}{at}.wav")
-    made = Exporter(ExportOptions(model, tmp_path / "out", threads=1, calibration=calibration, quantizer="gptq")).run()
+    made = export_model(
+        ExportOptions(model, tmp_path / "out", threads=1, calibration=calibration, quantizer="gptq"), golden=False
+    )
     assert made.target.encoder is not None
     assert made.target.quantizer == made.target.encoder.quantizer == "gptq"
     figures = made.parity["held_out"]["own"]
     assert figures["calibrated"]["kl"] < figures["mse"]["kl"]
     few = ExportOptions(model, tmp_path / "few", threads=1, calibration=folder)
-    assert "4 pieces of recordings, fewer than 8" in " ".join(Exporter(few).notes)
+    assert "4 pieces of recordings, fewer than 8" in " ".join(load_source(few).notes)
     for path, said in ((tmp_path / "none.wav", "expected a sound file"), (Path(__file__), "this model hears"),
                        (Path(__file__).parent, "there is no recording")):  # fmt: skip
         with pytest.raises(ExportError, match=said):
-            Exporter(ExportOptions(model, tmp_path / "none", calibration=path))
+            load_source(ExportOptions(model, tmp_path / "none", calibration=path))
 
 
 def test_it_is_shown(tmp_path: Path) -> None:
@@ -146,7 +151,7 @@ def test_a_text_that_was_given(tmp_path: Path) -> None:
 
 
 def test_a_plan_says_how_long_it_takes(tmp_path: Path) -> None:
-    plan = Exporter(ExportOptions(TARGET, tmp_path / "out")).plan()
+    plan = dry_run(ExportOptions(TARGET, tmp_path / "out"))
     assert plan["quantizer"] == "gptq"
     assert any("calibrates on 1024 tokens of text that the model writes: less than a minute" in note
                for note in plan["notes"])  # fmt: skip

@@ -15,11 +15,10 @@ from safetensors.numpy import save_file
 from edgespec.errors import QualityError
 from edgespec.export import chosen_format
 from edgespec.export.format_choice import BOUND, GOOD, KL_BOUND, Candidate, FormatChoice, choose
-from edgespec.export.front import write_bundle
 from edgespec.export.measuring import loss
 from edgespec.export.measuring.loss import NOTHING, Loss, compare
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import dry_run, export_model
 from edgespec.export.source.source import Checkpoint, resolve
 from tests.conftest import THREADS
 from tests.support import foreign, gguf_files, hf
@@ -99,9 +98,7 @@ def test_comparing_predictions() -> None:
 
 def planned(model: str | Path, **options: Any) -> dict[str, Any]:
     """Plan an export without a format."""
-    found: dict[str, Any] = Exporter(
-        ExportOptions(str(model), Path("nowhere"), choose=True, threads=THREADS, **options)
-    ).plan()
+    found: dict[str, Any] = dry_run(ExportOptions(str(model), Path("nowhere"), choose=True, threads=THREADS, **options))
     return found
 
 
@@ -124,7 +121,7 @@ def outliers(folder: Path, size: float) -> Path:
 def test_a_model_that_four_bits_ruin_is_not_given_in_them(tmp_path: Path) -> None:
     """Large channels take the levels of their blocks away: int4 is ruined, int8 is not."""
     model = outliers(tmp_path / "model", 24.0)
-    manifest = write_bundle(
+    manifest = export_model(
         ExportOptions(str(model), tmp_path / "out", choose=True, quick=True, threads=THREADS), lambda *told: None
     )
     chosen = manifest.provenance["format_choice"]

@@ -15,10 +15,10 @@ from edgespec.errors import ExportError
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.emit.plan import kept_types
-from edgespec.export.front import write_bundle
+from edgespec.export.loading import load_source
 from edgespec.export.measuring.parity import divergence
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.runtimes.files.formats import FILE_KINDS
 from edgespec.runtimes.opening import open_slot
@@ -134,23 +134,23 @@ def test_matrices_of_an_mlp_that_multiply_different_activations(tmp_path: Path, 
 def test_types_without_kernels_become_int8_and_are_named(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(file, NAME, kind=GGMLQuantizationType.Q4_1, change=with_types(blk__0__ffn_down__weight="TQ1_0"))
-    exporter = Exporter(ExportOptions(str(file), tmp_path / "bundle", format="file", quick=True))
-    assert any("int8 instead of TQ1_0" in note for note in exporter.notes)
-    assert not any("once more" in note for note in exporter.notes)
+    source = load_source(ExportOptions(str(file), tmp_path / "bundle", format="file", quick=True))
+    assert any("int8 instead of TQ1_0" in note for note in source.notes)
+    assert not any("once more" in note for note in source.notes)
 
 
 def test_a_quantized_file_keeps_its_weights_by_default(tmp_path: Path) -> None:
     file, options = tmp_path / "model.gguf", ExportOptions("", tmp_path / "bundle", quick=True, choose=True)
     write_gguf(file, NAME, kind=GGMLQuantizationType.Q4_1)
     told: list[str] = []
-    manifest = write_bundle(replace(options, model=str(file)), lambda stage, done, of, what: told.append(what))
+    manifest = export_model(replace(options, model=str(file)), lambda stage, done, of, what: told.append(what))
     assert manifest.target.format == "file"
     assert manifest.target.kept is not None
     assert [*manifest.target.graphs] == ["native"]
     assert len(manifest.golden) == 1  # verify takes its prompts from there
     assert any(line.startswith("the file's own weights, ") for line in told)
     write_gguf(file, NAME, kind=GGMLQuantizationType.F16)
-    assert Exporter(replace(options, model=str(file))).options.format != "file"
+    assert load_source(replace(options, model=str(file))).options.format != "file"
 
 
 @pytest.mark.parametrize("changes", [{"operators": "stock"}, {"adapter": "lora"}])
@@ -158,20 +158,20 @@ def test_what_does_not_go_with_it(tmp_path: Path, changes: dict[str, Any]) -> No
     write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q4_1)
     options = ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", format="file", **changes)
     with pytest.raises(ExportError, match="--format file"):
-        Exporter(options)
+        load_source(options)
 
 
 def test_it_is_for_files_alone(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="--format file is for GGUF files"):
-        Exporter(ExportOptions("builtin:shakespeare", tmp_path / "bundle", format="file"))
+        load_source(ExportOptions("builtin:shakespeare", tmp_path / "bundle", format="file"))
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q4_1)
-    exporter = Exporter(ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", format="file", quick=True))
+    options = ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", format="file", quick=True)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
     with pytest.raises(ExportError, match=r"need .* of disk"):
-        exporter.run()
+        export_model(options, golden=False)
     assert not (tmp_path / "bundle").exists()

@@ -18,9 +18,11 @@ from edgespec.engine.loading import load
 from edgespec.errors import ExportError, IncompatibleDraft
 from edgespec.export import pipeline
 from edgespec.export.bundle.model_part import open_model
+from edgespec.export.loading import load_source
 from edgespec.export.measuring import method_parts
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import dry_run, export_model
+from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.planning import profiles as quiet
 from edgespec.runtimes.files.bundle import Bundle
@@ -84,7 +86,7 @@ def test_every_combination_of_methods(
         threads=1,
     )
     stages = []
-    manifest = Exporter(options, lambda stage, done, of, detail: stages.append(stage)).run()
+    manifest = export_model(options, lambda stage, done, of, detail: stages.append(stage), golden=False)
     assert list(manifest.methods) == [name for name in METHODS if name in methods or METHODS[name].needs == "text"]
     assert Bundle.open(tmp_path / "out").manifest == manifest
     assert set(manifest.target.graphs) == {
@@ -151,19 +153,19 @@ def test_formats_are_ordered_by_their_error(bundle: Callable[..., Path]) -> None
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, target: str, draft: str) -> None:
-    exporter = Exporter(ExportOptions(target, tmp_path / "deep" / "out", ["speculative"], draft=draft, context=100))
-    plan = exporter.plan()
+    options = ExportOptions(target, tmp_path / "deep" / "out", ["speculative"], draft=draft, context=100)
+    plan = dry_run(options)
     assert below(tmp_path) == set()
     assert plan["methods"] == ["ar", "ngram", "speculative"]
     assert plan["context"] == 100
     assert plan["weight_bytes"]["target"] == plan["weight_bytes"]["draft"] > 0
-    mixed = Exporter(replace(exporter.options, format="int8", draft_format="int4")).plan()["weight_bytes"]
+    mixed = dry_run(replace(options, format="int8", draft_format="int4"))["weight_bytes"]
     assert mixed["target"] > mixed["draft"] == plan["weight_bytes"]["draft"]
     assert plan["kv_bytes_per_token"] == 2 * open_model(Path(target), None).facts.kv_bytes_per_token
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("x", "utf-8")
     with pytest.raises(ExportError, match="not a bundle"):
-        Exporter(ExportOptions(target, tmp_path / "taken")).plan()
+        dry_run(ExportOptions(target, tmp_path / "taken"))
 
 
 def test_a_small_draft_is_in_the_faster_format(
@@ -174,12 +176,14 @@ def test_a_small_draft_is_in_the_faster_format(
     usual = ExportOptions(target, tmp_path / "b", ["speculative"], draft=draft, overwrite=True, quantizer="mse")
     for ahead, form, quick in ((0.0, "int8", False), (math.inf, "int4", False), (0.0, "int4", True)):
         monkeypatch.setattr(method_parts, "_USUAL", ahead)
-        exporter = Exporter(replace(usual, quick=quick))
-        manifest = exporter.run()
+        options = replace(usual, quick=quick)
+        manifest = export_model(options, golden=False)
         assert manifest.draft is not None
         assert manifest.draft.format == form
-        assert exporter.draft is not None
-        assert manifest.memory["weight_bytes"]["draft"] == exporter.draft.weight_bytes(exporter.draft_choice, "auto")[0]
+        draft_model = load_source(options).models.draft
+        assert draft_model is not None
+        choice = WeightChoice.of(form, None, None)
+        assert manifest.memory["weight_bytes"]["draft"] == draft_model.weight_bytes(choice, "auto")["model"]
         assert sorted(path.name for path in (tmp_path / "b").iterdir() if path.name.startswith(".")) == []
         assert load(tmp_path / "b").generate([5, 6, 7], max_new_tokens=4, method="speculative").exact
 
@@ -193,7 +197,7 @@ def test_a_busy_machine_predicts_nothing(
         options = ExportOptions(
             target, tmp_path / str(spread), ["speculative", "self-spec"], draft=draft, context=100, trials=1
         )
-        made = Exporter(options).run()
+        made = export_model(options, golden=False)
         busy = spread == 0
         assert (made.methods["speculative"].predicted_speedup is None) == busy
         assert made.cost["spread"] >= 1
@@ -224,7 +228,7 @@ def test_a_busy_machine_predicts_nothing(
 )
 def test_options_that_make_no_sense(tmp_path: Path, target: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ExportError) as caught:
-        Exporter(ExportOptions(target, tmp_path / "out", **{"threads": 1, **changes}))
+        load_source(ExportOptions(target, tmp_path / "out", **{"threads": 1, **changes}))
     assert message in str(caught.value)
     assert below(tmp_path) == set()
 
@@ -240,7 +244,7 @@ def test_any_context_can_be_exported(tmp_path: Path, target: str, draft: str, sk
         context=context,
         threads=1,
     )
-    manifest = Exporter(options).run()
+    manifest = export_model(options, golden=False)
     assert manifest.draft is not None
     assert (manifest.target.facts.context, manifest.draft.facts.context) == (context, context)
     result = load(tmp_path / "out", threads=1).generate([5], method="speculative", ignore_eos=True, max_new_tokens=600)
@@ -250,14 +254,14 @@ def test_any_context_can_be_exported(tmp_path: Path, target: str, draft: str, sk
 def test_calibration_text(tmp_path: Path, target: str) -> None:
     text = tmp_path / "text.txt"
     text.write_text("She had heard it before. " * 30, "utf-8")
-    manifest = Exporter(ExportOptions(target, tmp_path / "out", calibration=text, threads=1)).run()
+    manifest = export_model(ExportOptions(target, tmp_path / "out", calibration=text, threads=1), golden=False)
     assert manifest.parity["text"] == "text.txt"
     text.write_text("She", "utf-8")
     with pytest.raises(ExportError, match="at least 32 tokens"):
-        Exporter(ExportOptions(target, tmp_path / "other", calibration=text))
+        load_source(ExportOptions(target, tmp_path / "other", calibration=text))
     text.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ExportError, match="cannot read the calibration text"):
-        Exporter(ExportOptions(target, tmp_path / "other", calibration=text))
+        load_source(ExportOptions(target, tmp_path / "other", calibration=text))
 
 
 def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -265,7 +269,7 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
     target = hf.write_checkpoint(tmp_path / "target", config, 1)
     draft = hf.write_checkpoint(tmp_path / "draft", {**config, "vocab_size": 400}, 1)
     with pytest.raises(IncompatibleDraft, match="the draft's vocabulary has 400 tokens, the target's 270"):
-        Exporter(ExportOptions(str(target), tmp_path / "out", ["speculative"], draft=str(draft)))
+        load_source(ExportOptions(str(target), tmp_path / "out", ["speculative"], draft=str(draft)))
 
 
 def test_a_token_that_the_target_does_not_know_is_named(tmp_path: Path) -> None:
@@ -275,9 +279,9 @@ def test_a_token_that_the_target_does_not_know_is_named(tmp_path: Path) -> None:
     hf.write_tokenizer(target, {**config, "vocab_size": 290})
     token = hf.make_tokenizer(300, True).id_to_token(290)
     with pytest.raises(IncompatibleDraft) as caught:
-        Exporter(ExportOptions(str(target), tmp_path / "out", ["speculative"], draft=str(draft)))
+        load_source(ExportOptions(str(target), tmp_path / "out", ["speculative"], draft=str(draft)))
     assert f"token 290 is {token!r} in the draft's tokenizer and unknown in the target's" in str(caught.value)
-    Exporter(ExportOptions(str(draft), tmp_path / "out", ["speculative"], draft=str(draft)))
+    load_source(ExportOptions(str(draft), tmp_path / "out", ["speculative"], draft=str(draft)))
 
 
 def test_a_token_that_differs_is_named(tmp_path: Path, target: str, draft: str) -> None:
@@ -289,9 +293,9 @@ def test_a_token_that_differs_is_named(tmp_path: Path, target: str, draft: str) 
     vocab[first], vocab[second] = 21, 20
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     with pytest.raises(IncompatibleDraft) as caught:
-        Exporter(ExportOptions(target, tmp_path / "out", ["speculative"], draft=str(other)))
+        load_source(ExportOptions(target, tmp_path / "out", ["speculative"], draft=str(other)))
     assert f"token 20 is {first!r} in the target's tokenizer and {second!r} in the draft's" in str(caught.value)
-    Exporter(ExportOptions(target, tmp_path / "out", ["speculative"], draft=draft))
+    load_source(ExportOptions(target, tmp_path / "out", ["speculative"], draft=draft))
 
 
 def test_a_draft_may_have_more_unused_rows(tmp_path: Path, draft: str) -> None:
@@ -299,8 +303,8 @@ def test_a_draft_may_have_more_unused_rows(tmp_path: Path, draft: str) -> None:
     config = {**CONFIG, "vocab_size": 192}
     target = hf.write_checkpoint(tmp_path / "target", config, 5)
     hf.write_tokenizer(target, CONFIG)
-    Exporter(ExportOptions(str(target), tmp_path / "a", ["speculative"], draft=draft, threads=1)).run()
-    Exporter(ExportOptions(draft, tmp_path / "b", ["speculative"], draft=str(target), threads=1)).run()
+    export_model(ExportOptions(str(target), tmp_path / "a", ["speculative"], draft=draft, threads=1), golden=False)
+    export_model(ExportOptions(draft, tmp_path / "b", ["speculative"], draft=str(target), threads=1), golden=False)
     for name in ("a", "b"):
         engine = load(tmp_path / name, threads=1)
         settings: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "fallback": False}

@@ -118,7 +118,7 @@ def use_bundle(folder: Path) -> None:
 def use_source(folder: Path) -> None:
     """Export a source with all that its folder holds."""
     from edgespec.export.options import ExportOptions
-    from edgespec.export.pipeline import Exporter
+    from edgespec.export.pipeline import export_model
 
     gguf, draft = folder / "model.gguf", folder / "draft"
     heads = sorted(str(path) for path in folder.glob("heads-*"))
@@ -131,7 +131,7 @@ def use_source(folder: Path) -> None:
         draft=str(draft) if draft.exists() else None,
         threads=1,
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
 
 
 USES: dict[str, Callable[[Path], None]] = {"bundle": use_bundle, "source": use_source}

@@ -13,7 +13,7 @@ from random import Random
 from gguf import GGMLQuantizationType
 
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.operators import WantedOperators
 from tests.fuzz import mutate_binary as binary
 from tests.fuzz.cases import follow_hashes, put
@@ -70,12 +70,12 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
             draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (), skip_set=skip,
             threads=1, quantizer="rtn", head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
         )  # fmt: skip
-        Exporter(options).run()
+        export_model(options, golden=False)
         (options.output / "chat_template.jinja").write_text(CHAT, "utf-8")
         made["bundle"].append(options.output)
     made["source"] = _sources(folder / "sources")
     options = ExportOptions(model=str(folder / "sources" / "foreign"), output=folder / "bundles" / "optimum", threads=1)
-    Exporter(options).run()
+    export_model(options, golden=False)
     made["bundle"].append(options.output)
     return made
 

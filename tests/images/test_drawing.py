@@ -15,8 +15,9 @@ from PIL import Image
 from edgespec.engine.captions import Captions
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, IncompatibleDraft, InvalidRequest
+from edgespec.export.loading import load_source
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.images.drawn import NearestCodes, png
@@ -31,7 +32,7 @@ from tests.support.llamagen import ARCHIVE, CAPTION, CLASSES, CODES, IDS, SCALE,
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llamagen")
     source = write_llamagen(folder / "model")
-    Exporter(ExportOptions(str(source), folder / "bundle", ["self-spec"], format="fp32", trials=2)).run()
+    export_model(ExportOptions(str(source), folder / "bundle", ["self-spec"], format="fp32", trials=2), golden=False)
     return folder / "bundle"
 
 
@@ -64,8 +65,10 @@ def test_logits_codes_and_pictures_are_those_of_the_authors_code(bundle: Path, o
 def test_a_caption_is_drawn_as_by_the_authors_code(tmp_path: Path) -> None:
     source = write_llamagen(tmp_path / "model", captions=True)
     with pytest.raises(IncompatibleDraft, match="captions"):
-        Exporter(ExportOptions(str(source), tmp_path / "no", ["speculative"], draft=str(source)))
-    Exporter(ExportOptions(str(source), tmp_path / "bundle", ["self-spec", "ngram"], format="fp32", trials=2)).run()
+        load_source(ExportOptions(str(source), tmp_path / "no", ["speculative"], draft=str(source)))
+    export_model(
+        ExportOptions(str(source), tmp_path / "bundle", ["self-spec", "ngram"], format="fp32", trials=2), golden=False
+    )
     with load(tmp_path / "bundle", threads=1) as engine, np.load(ARCHIVE) as wanted:
         reader = engine.images
         assert isinstance(reader, Captions)
@@ -123,7 +126,7 @@ def test_a_png_is_what_pillow_reads() -> None:
 
 def test_a_letter_is_drawn_without_a_download(command: Command, tmp_path: Path) -> None:
     options = ExportOptions("builtin:glyphs", tmp_path / "glyphs", ["speculative"], "int8", threads=1, quick=True)
-    Exporter(replace(options, draft="builtin:glyphs-draft")).run()
+    export_model(replace(options, draft="builtin:glyphs-draft"), golden=False)
     run = ("run", tmp_path / "glyphs", "--prompt", "I sans bold", "--threads", 1, "--temperature", 0)
     told = command(*run, "-o", tmp_path / "a.png", "--json").json
     assert (told["lossless"], told["finish"]) == (True, "eos")

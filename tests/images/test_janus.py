@@ -13,7 +13,7 @@ from edgespec.export.architectures import architecture
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.opening import open_slot
 from tests.support.janus import ARCHIVE, IDS, PROMPT, SIDE, write_janus
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("operators", ["native", "stock"])
 def test_what_is_drawn_is_what_transformers_draws(model: Path, operators: str, tmp_path: Path) -> None:
     options = ExportOptions(str(model), tmp_path / "bundle", ["self-spec", "ngram"], "fp32", trials=2, threads=1)
-    Exporter(options).run()
+    export_model(options, golden=False)
     with load(tmp_path / "bundle", threads=1, operators=operators) as engine, np.load(ARCHIVE) as wanted:
         part, codes = engine.bundle.manifest.codes, wanted["codes"]
         assert part is not None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec import Image, load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.source.widened import FILE
 from tests.images.conftest import PRINT, SAID
@@ -32,7 +32,7 @@ def test_a_wider_reader_reads_the_same(tmp_path: Path) -> None:
     (wide / FILE).write_text(json.dumps({"source": str(small), "factor": 2}), "utf-8")
     logits: list[NDArray[np.float32]] = []
     for at, source in enumerate((small, wide)):
-        Exporter(ExportOptions(str(source), tmp_path / str(at), [], "fp32", threads=1, quick=True)).run()
+        export_model(ExportOptions(str(source), tmp_path / str(at), [], "fp32", threads=1, quick=True), golden=False)
         with load(tmp_path / str(at), threads=1) as engine:
             asked: list[str | Image] = [Image.open(PRINT / "line.png"), SAID["line"]]
             tokens = engine.encode(asked)

@@ -10,7 +10,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import OPERATORS, THREADS, fixed_skip_set, use_operators
@@ -37,5 +37,5 @@ def engine_of(folder: Path, source: str, operators: Operators, form: Format, hea
         context=context, calibration=folder / "text.txt", skip_set=fixed_skip_set(folder, source), threads=THREADS,
         operators=operators,
     )  # fmt: skip
-    Exporter(options).run()
+    export_model(options, golden=False)
     return load(options.output, threads=THREADS, operators=operators)

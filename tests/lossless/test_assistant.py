@@ -13,8 +13,8 @@ from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
-from edgespec.export.planned import PlannedSource, possible_drafter
+from edgespec.export.pipeline import export_model
+from edgespec.export.plan_manifest import PlannedSource, possible_drafter
 from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.assistant import write_assistant, write_target
@@ -33,7 +33,7 @@ def options(folder: Path, form: Format, **how: bool) -> ExportOptions:
 @pytest.mark.parametrize("form", ["int4", "int8", "fp32"])
 def test_assistants_are_lossless(native: None, tmp_path: Path, form: Format) -> None:
     made = options(tmp_path, form, agrees=True)
-    manifest = Exporter(made).run()
+    manifest = export_model(made, golden=False)
     drafter = manifest.drafter
     assert drafter is not None
     assert drafter.decoder is not None
@@ -66,7 +66,7 @@ def test_a_plan_by_the_configuration(tmp_path: Path) -> None:
 
 def test_one_near_chance_is_refused(native: None, tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match="of the drafter's first guesses"):
-        Exporter(options(tmp_path, "int8")).run()
+        export_model(options(tmp_path, "int8"), golden=False)
     assert not (tmp_path / "bundle").exists()
 
 

@@ -16,7 +16,7 @@ from edgespec.decoding.beams import BeamOptions
 from edgespec.engine.encoding import Source
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import resolve
 from tests.support import seq2seq
 
@@ -58,7 +58,7 @@ def bart(folder: Path) -> tuple[Path, Callable[[np.random.Generator], list[int]]
 def test_texts_and_scores_are_those_of_transformers(kind: Callable[[Path], Any], tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     folder, source = kind(tmp_path / "model")
-    Exporter(ExportOptions(str(folder), tmp_path / "bundle", [], "fp32", threads=1, quick=True)).run()
+    export_model(ExportOptions(str(folder), tmp_path / "bundle", [], "fp32", threads=1, quick=True), golden=False)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
     chance, lengths = np.random.default_rng(0), set()
     with load(tmp_path / "bundle", threads=1) as engine:

@@ -14,7 +14,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.dflash import BLOCK, MASK, write_dflash
@@ -45,7 +45,7 @@ def test_blocks_are_lossless(
     if form == "int4-64":  # this drafter is a unit matrix less the mask, which 64 weights of one scale cannot hold
         monkeypatch.setattr("edgespec.export.measuring.drafters.LEAST", 0.0)
     made = options(tmp_path, form, method)
-    manifest = Exporter(made).run()
+    manifest = export_model(made, golden=False)
     assert manifest.drafter is not None
     assert manifest.drafter.decoder is not None
     assert (manifest.drafter.decoder.kind, manifest.drafter.decoder.block) == (method, BLOCK)
@@ -61,7 +61,7 @@ def test_blocks_are_lossless(
 
 def test_stock_operators_say_that_they_cannot(native: None, tmp_path: Path) -> None:
     made = options(tmp_path, "int8")
-    Exporter(made).run()
+    export_model(made, golden=False)
     settings = Settings(max_new_tokens=8, ignore_eos=True)
     with load(made.output, threads=1, operators="stock") as engine:
         assert len(engine.generate(PROMPTS[0], settings, method="ngram").tokens) == 8

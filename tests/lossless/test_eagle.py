@@ -21,7 +21,7 @@ from edgespec.engine.methods import check_device, choose_method
 from edgespec.engine.sharing import PrefillBudget
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.formulas.statistics import chi_square
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.formats import Format
@@ -44,7 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Path]
     @cache
     def get(form: Format) -> Path:
         options = ExportOptions("builtin:shakespeare", tmp_path_factory.mktemp("eagle") / form, ["eagle"], form)
-        Exporter(options).run()
+        export_model(options, golden=False)
         return options.output
 
     return get

@@ -17,10 +17,11 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.bundle.writer import staged_folder
+from edgespec.export.loading import load_source
 from edgespec.export.measuring.diagnose import Trials
 from edgespec.export.measuring.guesses import written
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model, open_target, write_models
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Operators
@@ -47,7 +48,7 @@ HYBRID, DENSE = "qwen3_5_delta", "qwen3_tied"
 def test_the_layer_of_the_checkpoint_is_lossless(tmp_path: Path, operators: Operators, name: str, form: Format) -> None:
     model = write_mtp(tmp_path / "model", name, agrees=True)
     options = ExportOptions(str(model), tmp_path / "bundle", ["mtp"], form, operators=operators, threads=1)
-    manifest = Exporter(options).run()
+    manifest = export_model(options, golden=False)
     assert manifest.drafter is not None
     assert manifest.drafter.decoder is not None
     assert manifest.drafter.decoder.kind == "mtp"
@@ -66,7 +67,9 @@ def test_the_layer_of_the_checkpoint_is_lossless(tmp_path: Path, operators: Oper
 
 def test_a_cut_head(native: None, tmp_path: Path) -> None:
     model = write_mtp(tmp_path / "model", HYBRID, agrees=True)
-    manifest = Exporter(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], draft_vocab=140, threads=1)).run()
+    manifest = export_model(
+        ExportOptions(str(model), tmp_path / "bundle", ["mtp"], draft_vocab=140, threads=1), golden=False
+    )
     assert manifest.drafter is not None
     assert manifest.drafter.head_vocab is not None
     assert manifest.drafter.cut
@@ -177,13 +180,12 @@ def test_formats_are_compared_with_the_format_of_the_head(native: None, tmp_path
     shares = {}
     for head in ("int8", "int4"):
         options = ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1)
-        exporter = Exporter(options)
-        assert exporter.drafter is not None
+        source = load_source(options)
+        assert source.models.drafter is not None
         with staged_folder(tmp_path / head, False) as folder:
-            made = exporter._write(folder)
-            choice = WeightChoice.of("int4", None, head)
-            texts = written(made.slot, made.tokens)
-            shares[head] = Trials(exporter.drafter, choice, folder, made.slot, texts).formats()
+            slot, tokens = open_target(source, write_models(folder, source, options.choice))
+            choice, texts = WeightChoice.of("int4", None, head), written(slot, tokens)
+            shares[head] = Trials(source.models.drafter, choice, folder, slot, texts).formats()
             (folder / "edgespec.json").write_text("{}")
     assert shares["int8"]["int8"] >= shares["int8"]["fp32"] - 0.1 > 0.4
     assert shares["int4"]["int8"] < 0.2
@@ -207,5 +209,5 @@ def test_what_cannot_be_is_refused(
     made = write_mtp(tmp_path / "model", name) if name else hf.write_reference_checkpoint(tmp_path / "model", DENSE)
     options = ExportOptions(str(made), tmp_path / "bundle", **{"methods": ["mtp"], "threads": 1, **more})  # type: ignore[arg-type]
     with pytest.raises(ExportError, match=message):
-        Exporter(options).run()
+        export_model(options, golden=False)
     assert not (tmp_path / "bundle").exists()

@@ -15,7 +15,7 @@ from edgespec.engine.loading import load
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from tests.support import hf
 from tests.support.published import REFERENCES, Published, write_target
 
@@ -33,7 +33,7 @@ def test_texts_are_plain_decodings(native: None, tmp_path: Path, name: str, monk
         kind = read_drafter(drafter, open_model(target, None)).method
         made = replace(made, methods=[kind], heads=[], drafter=str(drafter))
     (method,) = made.methods
-    Exporter(made).run()
+    export_model(made, golden=False)
     greedy = Settings(max_new_tokens=24, ignore_eos=True, fallback=False, adaptive=False, gamma=4)
     drawn = greedy.changed(temperature=0.7, seed=3, acceptance="coupled")
     rejected = greedy.changed(temperature=1.0, seed=3)
@@ -63,7 +63,7 @@ def test_heads_that_are_stored_with_their_model_and_early_exits(native: None, tm
     (tmp_path / "exit.json").write_text('{"attention": [1], "mlp": [1]}', "utf-8")
     made = ExportOptions(str(model), tmp_path / "bundle", ["medusa", "self-spec"], "int8", threads=1,
                          heads=[str(model)], skip_set=tmp_path / "exit.json")  # fmt: skip
-    Exporter(made).run()
+    export_model(made, golden=False)
     with load(made.output, threads=1) as engine:
         texts = [engine.generate(PROMPT, method=each, max_new_tokens=24) for each in ("ar", "medusa", "self-spec")]
     assert texts[0].tokens == texts[1].tokens == texts[2].tokens

@@ -14,7 +14,7 @@ from edgespec.engine.loading import load
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization import coded_keys as attention
 from edgespec.planning.buffers import model_kv
 from edgespec.reports.proof import check_golden
@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": 150, "ignore_eos": True, "fallback
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a bundle with every method and every table."""
     folder = tmp_path_factory.mktemp("attention")
-    Exporter(
+    export_model(
         ExportOptions(
             TARGET,
             folder / "bundle",
@@ -43,8 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             skip_set=fixed_skip_set(folder, TARGET),
             threads=THREADS,
             attention=("f16", "int4", "nomad", "nomad2"),
-        )
-    ).run()
+        ),
+        golden=False,
+    )
     return folder / "bundle"
 
 
@@ -159,7 +160,7 @@ def test_the_plan_counts_the_second_copy_of_keys(engine: Callable[..., Engine], 
 def by_default(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a bundle whose default is nomad."""
     folder = tmp_path_factory.mktemp("default") / "bundle"
-    Exporter(ExportOptions(TARGET, folder, threads=THREADS, attention=("nomad",))).run()
+    export_model(ExportOptions(TARGET, folder, threads=THREADS, attention=("nomad",)), golden=False)
     return folder
 
 
@@ -198,7 +199,7 @@ def test_nomad2_that_failed_its_gate_only_drafts(tmp_path: Path, monkeypatch: py
         skip_set=fixed_skip_set(tmp_path, TARGET),
         attention=("nomad2", "int4"),
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
     with pytest.raises(InvalidRequest, match="nomad2 failed this bundle's quality gate"):
         load(tmp_path / "out", operators="native", attention="nomad2")
     assert load(tmp_path / "out", operators="native", draft_attention="nomad2").attention.name == "f16"

@@ -18,7 +18,7 @@ from edgespec.export.bundle.drafter import write_drafter
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.planning.buffers import kv_bytes, native_scratch
@@ -54,7 +54,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
             (skip := folder / "skip.json").write_text(json.dumps({"attention": [1], "mlp": [2]}), "utf-8")
             options = ExportOptions(TIED, folder / "bundle", ["speculative", "self-spec", "medusa"], form, draft=UNTIED,
                                     skip_set=skip, threads=1, operators=operators)  # fmt: skip
-            Exporter(options).run()
+            export_model(options, golden=False)
             made[form, operators] = options.output
         return made[form, operators]
 
@@ -326,7 +326,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert write_large(folder / "model", config) > 100_000_000
     hf.write_tokenizer(folder / "model", config)
     options = ExportOptions(str(folder / "model"), folder / "bundle", [], "int4", quantizer="rtn", threads=2)
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.memory import compare, measure
 from benchmarks.shapes import TRANSLATORS, write_shape
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of, process_bytes
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Operators, read_manifest
@@ -62,7 +62,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         threads=2,
         quantizer="rtn",
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 
@@ -195,7 +195,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ExportOptions(
         str(folder / "target"), folder / "bundle", ["speculative"], "fp32", draft=str(folder / "draft"), threads=2
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 

@@ -17,7 +17,7 @@ from edgespec.decoding.settings import DraftOptions
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.formulas.cost import LEAST, MOST
 from edgespec.planning import profiles as quiet
 from edgespec.planning.budget import Available
@@ -93,7 +93,9 @@ def test_everything_is_measured(opened: Bundle, operators: Any) -> None:
 
 def test_a_drafter_has_two_costs(tmp_path: Path, native: None) -> None:
     """Of a round's first step, and of any other: in the manifest, in the profile, and where control starts from."""
-    manifest = Exporter(ExportOptions("builtin:shakespeare", tmp_path / "bundle", ["eagle"], threads=1)).run()
+    manifest = export_model(
+        ExportOptions("builtin:shakespeare", tmp_path / "bundle", ["eagle"], threads=1), golden=False
+    )
     assert (manifest.methods["eagle"].first_cost or 0) > 0
     made = calibrate(Bundle.open(tmp_path / "bundle"), **short(0.1), trials=False)
     assert set(made.first_drafts) == {"eagle"}
@@ -307,7 +309,7 @@ def test_a_device_is_measured_as_well(tmp_path: Path) -> None:
         threads=1,
         devices=("webgpu",),
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
     opened = Bundle.open(options.output, check=False)
     made = calibrate(opened, LoadOptions(threads=1, device="webgpu", context=300), seconds=0.1, prompts=OWN)
     assert (made.device, made.operators) == ("webgpu", "stock")

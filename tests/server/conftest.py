@@ -20,7 +20,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.options import LoadOptions
@@ -87,7 +87,7 @@ def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_template(template: str, folder: Path) -> Path:
     """Export the embedded model with a template of conversations."""
     source = source_with_template(folder, template)
-    Exporter(ExportOptions(str(source), folder / "bundle", [], "int4", threads=1)).run()
+    export_model(ExportOptions(str(source), folder / "bundle", [], "int4", threads=1), golden=False)
     return folder / "bundle"
 
 

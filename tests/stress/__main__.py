@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.process import one_arena
 from tests.conftest import DRAFT, HEAD_METHODS, OPERATORS, TARGET
@@ -121,7 +121,9 @@ def crowded(work: Path, count: int, seconds: float, threads: int) -> tuple[dict[
 def bundle(folder: Path, operators: Operators) -> Path:
     """Make a bundle with every method."""
     methods = ["speculative", "self-spec", "swift", *HEAD_METHODS]
-    Exporter(ExportOptions(TARGET, folder, methods, "int4", draft=DRAFT, threads=1, operators=operators)).run()
+    export_model(
+        ExportOptions(TARGET, folder, methods, "int4", draft=DRAFT, threads=1, operators=operators), golden=False
+    )
     return folder
 
 

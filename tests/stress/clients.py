@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.text.call_formats import FORMATS
 from tests.conftest import DRAFT, PROMPTS
 from tests.server.conftest import source_with_template, start, stop
@@ -130,7 +130,7 @@ def bundle(folder: Path) -> Path:
     source = source_with_template(folder)
     methods, drafter = ["speculative", "eagle"], "builtin:shakespeare-eagle"
     options = ExportOptions(str(source), folder / "bundle", methods, "int4", draft=DRAFT, drafter=drafter, threads=1)
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.planning.profiles import read_profile
 from edgespec.runtimes.files.json_file import parse_json
 
@@ -40,7 +40,7 @@ def prepare(folder: Path) -> None:
     options = ExportOptions(
         TARGET, folder / "bundle", ["self-spec", "swift"], "int4", threads=1, operators="native", trials=1
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
     (folder / "texts.txt").write_text("".join(f"the king said {n} and {n + 1} words\n" for n in range(400)), "utf-8")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from edgespec import load
 from edgespec.engine.encoding import Source
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.files.operators import WantedOperators
@@ -109,7 +109,7 @@ def export(folder: Path, form: Format, operators: Operators = "native") -> Path:
     folder.mkdir()
     options = ExportOptions(TARGET, folder / "bundle", [*methods, "eagle"], form, draft=DRAFT,
                             skip_set=fixed_skip_set(folder, TARGET), threads=THREADS, operators=operators)  # fmt: skip
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 
@@ -120,7 +120,7 @@ def export_random(folder: Path, source: str, operators: Operators = "native") ->
     methods = ["speculative", "self-spec", "swift", "medusa", "paradecode"]
     options = ExportOptions(source, folder / "bundle", methods, "int4", heads=heads, draft=source, threads=THREADS,
                             skip_set=fixed_skip_set(folder, source), operators=operators)  # fmt: skip
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 

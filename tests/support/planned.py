@@ -16,7 +16,7 @@ from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.drafters.heads import CUT, HeadPlan
 from edgespec.export.options import ExportOptions
-from edgespec.export.planned import planned_bundle
+from edgespec.export.plan_manifest import plan_bundle
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, chosen_rows, held
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import HeadGroup, HeadVocab, Manifest, Operators
@@ -105,7 +105,7 @@ def config_only(source: Path, folder: Path, *more: str) -> Path:
 
 def plan_of(model: str | Path, **options: Any) -> Manifest:
     """Plan a bundle; ``options`` are those of an export."""
-    return planned_bundle(ExportOptions(str(model), **options))
+    return plan_bundle(ExportOptions(str(model), **options))
 
 
 def text(slot: Slot, count: int, seed: int = 0) -> Ids:

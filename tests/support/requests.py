@@ -13,7 +13,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
 from edgespec.errors import ExportError
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import PROMPTS
 
@@ -47,7 +47,7 @@ def assert_plain_text(engine: Engine, method: str, prompts: Sequence[str], *how:
 def said_of(options: ExportOptions) -> str:
     """Export a drafter that guesses as badly as by chance; return what its refusal says would help."""
     with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
-        Exporter(options).run()
+        export_model(options, golden=False)
     assert not options.output.exists()
     return str(refused.value.hint)
 

@@ -15,8 +15,8 @@ from edgespec.decoding.beams import BeamOptions
 from edgespec.decoding.settings import Settings
 from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.errors import InvalidRequest
-from edgespec.export.front import write_bundle
 from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.text_form import TextForm
 from edgespec.runtimes.images.image import Image, proof_picture
@@ -49,7 +49,7 @@ def bundle(
     """Export a model, golden vectors included."""
     options = ExportOptions(source, folder, methods, form, draft=draft, heads=[str(one) for one in heads], threads=1,
                             trials=2, quick=True)  # fmt: skip
-    write_bundle(options, lambda *_: None)
+    export_model(options, lambda *_: None)
     return folder
 
 

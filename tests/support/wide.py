@@ -10,7 +10,7 @@ import numpy as np
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -55,7 +55,7 @@ def wide_bundle(folder: Path) -> Path:
     folder.mkdir()
     source = str(hf.write_checkpoint(folder / "source", wide_config(256, layers=3, positions=512), seed=5))
     options = ExportOptions(source, folder / "bundle", ["speculative"], "int4", draft=source, operators="stock")
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 

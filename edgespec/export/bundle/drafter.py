@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model import ModelPlan, plan_model, write_model
 from edgespec.export.bundle.model_part import CONFIDENCE, MASKED, ModelSpec
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.head_choice import write_tokens
-from edgespec.export.emit.plans import storage_plans
+from edgespec.export.drafters.head_choice import head_vocab, write_tokens
 from edgespec.export.emit.stock import native_only
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
@@ -21,24 +21,32 @@ from edgespec.runtimes.files.operators import WantedOperators
 PREFIX = "drafter/"
 
 
+def plan_drafter(drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelPlan:
+    """Plan the files of a drafter; its matrices are not calibrated."""
+    return plan_model(drafter.arch, _spec(drafter, choice, layout), _quantizer(choice).quantizer_name)
+
+
 def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelPart:
-    """Write its weights and graphs into ``drafter/`` of the bundle's folder; its matrices are not calibrated."""
+    """Write its weights and graphs into ``drafter/`` of the bundle's folder."""
     (folder / PREFIX).mkdir()
-    quantizer = choice.quantizer
-    if quantizer is not None and quantizer.calibrated:
-        quantizer = QUANTIZERS[DEFAULT_QUANTIZER]
-    cut = None if drafter.tokens is None else write_tokens(folder / PREFIX, PREFIX, drafter.tokens)
-    spec = ModelSpec(choice.format, head=choice.drafter_head, draft=True, prefix=PREFIX, layout=layout,
-                     plan=drafter.plan, head_vocab=cut)  # fmt: skip
+    write_tokens(folder / PREFIX, drafter.tokens)
     for name, numbers in ((CONFIDENCE, drafter.arch.confidence), (MASKED, drafter.arch.masked)):
         if numbers is not None:
             numbers().astype("<f4").tofile(folder / PREFIX / name)
+    quantizer = _quantizer(choice).quantizer
     chosen = DirectLevels(quantizer) if quantizer and choice.format in BLOCKS else None
-    return write_model(folder / PREFIX, drafter.arch, spec, chosen).part
+    return write_model(folder / PREFIX, drafter.arch, _spec(drafter, choice, layout), chosen).part
 
 
-def drafter_bytes(drafter: Drafter, choice: WeightChoice, layout: Layout) -> int:
-    return storage_plans(drafter.arch, choice.format, choice.drafter_head, drafter.plan)[layout].end
+def _spec(drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelSpec:
+    return ModelSpec(choice.format, head=choice.drafter_head, draft=True, prefix=PREFIX, layout=layout,
+                     plan=drafter.plan, head_vocab=head_vocab(PREFIX, drafter.tokens))  # fmt: skip
+
+
+def _quantizer(choice: WeightChoice) -> WeightChoice:
+    """Replace a quantizer that calibrates."""
+    calibrated = choice.quantizer is not None and choice.quantizer.calibrated
+    return replace(choice, quantizer=QUANTIZERS[DEFAULT_QUANTIZER]) if calibrated else choice
 
 
 def check_drafter(drafter: Drafter, methods: Sequence[str], operators: WantedOperators) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -23,11 +24,46 @@ from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.plan import WEIGHTS, StoragePlan
-from edgespec.export.emit.plans import index_text, storage_plans
+from edgespec.export.emit.plans import Plans, index_text, storage_plans
 from edgespec.export.emit.program import NativePlan, native_graph
 from edgespec.export.emit.standard import StandardOps
 from edgespec.export.emit.stock import GraphOps
 from edgespec.export.quantization.quantizer import DirectLevels
+from edgespec.runtimes.files.manifest import ModelPart
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model of a bundle before any value is read: all of it follows from shapes.
+
+    Attributes:
+        arch: the model.
+        spec: how it is stored.
+        part: its entry in the manifest.
+        plans: of its weight file in either layout.
+        encoders: of the weight files of its encoders, by name.
+    """
+
+    arch: Architecture
+    spec: ModelSpec
+    part: ModelPart
+    plans: Plans
+    encoders: dict[str, NativePlan]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weight file, without those of encoders."""
+        return self.plans[self.spec.layout].end
+
+
+def plan_model(arch: Architecture, spec: ModelSpec, quantizer: str | None = None) -> ModelPlan:
+    """Plan the files of a model; ``quantizer``: the name of what chooses its levels, None = they are rounded."""
+    plans = storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
+    native, encoders = plans["native"], encoder_plans(arch, spec)
+    share = fine_share(native, spec.fine) if spec.fine else None
+    low = encoders[ENCODER].low_bytes if ENCODER in encoders else 0
+    part = model_part(arch, spec, quantizer, native.low_bytes, share, low, native.kept)
+    return ModelPlan(arch, spec, part, plans, encoders)
 
 
 def write_model(
@@ -37,34 +73,30 @@ def write_model(
     chosen: DirectLevels | None = None,
     progress: Callable[[int, int], None] | None = None,  # called with (bytes of weights written, of) as it grows
 ) -> WrittenModel:
-    """Write ``model.data`` and the graphs over it (``stock_graphs``, and one of native operators) into ``folder``.
+    """Write what ``plan_model`` planned into ``folder``: the weights, the graphs over them, and an index.
 
     The weights are stored once; ``model.weights.json`` says where each lies in either layout, so that the other one can
     be made without looking into the graphs.
     """
-    trace, plans = arch.trace(), storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
-    share = fine_share(plans["native"], spec.fine) if spec.fine else None
-    encoders = encoder_plans(arch, spec)
-    name = chosen.quantizer_name if chosen else None
-    part = model_part(arch, spec, name, plans["native"].low_bytes, share,
-                      encoders[ENCODER].low_bytes if ENCODER in encoders else 0, plans["native"].kept)  # fmt: skip
+    plan = plan_model(arch, spec, chosen.quantizer_name if chosen else None)
+    part, trace = plan.part, arch.trace()
     for name, graph in part.graphs.items():
         file = folder / graph.file.removeprefix(spec.prefix)
         if name == "native":
-            native_graph(plans["native"]).save(file)
+            native_graph(plan.plans["native"]).save(file)
             continue
         kind = StandardOps if name == STANDARD else GraphOps
-        ops = kind(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=spec.plan)
+        ops = kind(plan.plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=spec.plan)
         ops.run(trace)
         ops.graph.save(file)
-    errors = fill(folder / WEIGHTS, plans[spec.layout], chosen, progress)
-    for name, plan in encoders.items():
-        native_graph(plan).save(folder / f"{name}.onnx")
-        fill(folder / plan.file, plan, chosen.encoder if chosen and name == ENCODER else None, progress)
+    errors = fill(folder / WEIGHTS, plan.plans[spec.layout], chosen, progress)
+    for name, encoder in plan.encoders.items():
+        native_graph(encoder).save(folder / f"{name}.onnx")
+        fill(folder / encoder.file, encoder, chosen.encoder if chosen and name == ENCODER else None, progress)
     if arch.sight is not None and arch.sight.places is not None and arch.sight.image.places is not None:
         arch.sight.places.read(slice(None), None).astype("<f4").tofile(folder / arch.sight.image.places.file)
     if part.index is not None:
-        (folder / INDEX).write_text(index_text(plans), "utf-8")
+        (folder / INDEX).write_text(index_text(plan.plans), "utf-8")
     if part.final_norm is not None:
         names = filter(None, (arch.final_norm.weight, arch.final_norm.bias))
         np.stack([arch.source.read(name) for name in names]).astype("<f4").tofile(folder / FINAL_NORM)

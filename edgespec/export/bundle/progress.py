@@ -13,6 +13,10 @@ EACH = 5.0  # seconds between the lines of a stage
 SAID = ("choice", "warning")  # stages that are a line of their own, and no work
 
 
+def silent(stage: str, done: int, of: int, detail: str) -> None:
+    """Report nothing."""
+
+
 class Lines:
     """Writes how far work is as lines of text, for a log.
 

@@ -1,4 +1,4 @@
-"""What an export does with a model, whoever makes its graphs: edgespec (emitted.py) or optimum (optimum/model.py)."""
+"""What an export does with a model, whose graphs edgespec makes (onnx_model.py) or optimum (optimum/model.py)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from edgespec.export.quantization.calibrate import SourcedTexts
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.operators import WantedOperators
+
+DRAFT = "draft/"  # the folder of a draft in a bundle
 
 
 @dataclass(frozen=True)
@@ -47,4 +49,4 @@ class Writing:
     @property
     def prefix(self) -> str:
         """Where the model's files are in the bundle."""
-        return "draft/" if self.draft else ""
+        return DRAFT if self.draft else ""

@@ -51,10 +51,15 @@ def check_size(size: int, vocab: int, option: str) -> None:
         raise ExportError(f"{option} {size}: expected 2 to {vocab}, the model's vocabulary")
 
 
-def write_tokens(folder: Path, prefix: str, tokens: NDArray[np.int64]) -> HeadVocab:  # [size]
-    """Write the tokens beside the weights; ``prefix``: path of ``folder`` inside the bundle."""
-    tokens.astype("<i4").tofile(folder / HEAD_TOKENS)
-    return HeadVocab(file=prefix + HEAD_TOKENS, size=len(tokens))
+def head_vocab(prefix: str, tokens: NDArray[np.int64] | None) -> HeadVocab | None:
+    """Name the file of a cut LM head's tokens, int64 [size], in the folder ``prefix``; None = the head is whole."""
+    return None if tokens is None else HeadVocab(file=prefix + HEAD_TOKENS, size=len(tokens))
+
+
+def write_tokens(folder: Path, tokens: NDArray[np.int64] | None) -> None:
+    """Write the tokens, int64 [size], of a cut LM head next to the weights; None = the head is whole."""
+    if tokens is not None:
+        tokens.astype("<i4").tofile(folder / HEAD_TOKENS)
 
 
 @dataclass(frozen=True)

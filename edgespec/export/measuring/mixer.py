@@ -77,7 +77,7 @@ class Mixer:
         self._rows = list(range(len(self._tokens) // 4, len(self._tokens)))  # behind a beginning to go by
         self._known: dict[str, float] = {}
 
-    def within(self, size: int) -> BitAllocation:
+    def allocate_for_size(self, size: int) -> BitAllocation:
         """Choose for the least divergence in ``size`` bytes of weights.
 
         Raises:
@@ -92,8 +92,8 @@ class Mixer:
                 fine.append(part)
         return self._made(fine, alone)
 
-    def foretold(self, size: int | None) -> str:
-        """Say in words what is known before measuring; ``size`` as for ``within``, None = for ``down_to``."""
+    def estimate_text(self, size: int | None) -> str:
+        """Say in words what is known before measuring; ``size``: bytes that were asked for; None = a divergence was."""
         if size is not None:
             self._check(size)
         most = self.bytes(self.parts)
@@ -109,7 +109,7 @@ class Mixer:
                 "give more, or choose a smaller model",
             )
 
-    def down_to(self, divergence: float) -> BitAllocation:
+    def allocate_for_kl(self, divergence: float) -> BitAllocation:
         """Choose for the fewest bytes with a mean divergence of at most ``divergence`` nats on the text."""
         alone = self._alone(2)
         ranked = self._ranked(alone)

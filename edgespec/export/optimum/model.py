@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel, install_hint
-from edgespec.export.architectures import ADDING, describe, refusal, text_kind
+from edgespec.export.architectures import ADDING, Architecture, describe, refusal, text_kind
 from edgespec.export.architectures.refused import modalities, refuse_encoder, refuse_senses
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.architectures.sights import READ
 from edgespec.export.bundle.progress import Progress
+from edgespec.export.bundle.sizes import MODEL
 from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.drafters.head_choice import HeadChoice
+from edgespec.export.measuring.reading import Reading
 from edgespec.export.optimum.graph import ForeignGraph, choose_strict
 from edgespec.export.optimum.write import HEADROOM, WORK, export_graph, foreign_parity, optimum_missing, write_foreign
 from edgespec.export.quantization.levels import BLOCKS
@@ -60,6 +62,7 @@ class Folder:
 class OptimumModel:
     """A decoder whose graph is optimum's."""
 
+    arch: ClassVar[None] = None  # edgespec does not know what its graph computes
     source: Folder  # the folder of config.json and the tokenizer's files
     config: dict[str, Any]  # the parsed config.json
     facts: ModelFacts  # sizes; by config.json until the graph is opened, which knows better
@@ -96,7 +99,7 @@ class OptimumModel:
         model.facts = model.facts.model_copy(update={"context": context or limit})
         return model
 
-    def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> tuple[int, int]:
+    def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> dict[str, int]:
         """Bytes of the weight file, alignment apart; without the graph an estimate by the checkpoint's shapes."""
         if self.file is not None:
             graph = ForeignGraph(self.file)
@@ -117,7 +120,7 @@ class OptimumModel:
                 if not looked_up:
                     continue
             total += 4 * int(np.prod(shape))
-        return total, 0
+        return {MODEL: total}
 
     @property
     def remedies(self) -> list[str]:
@@ -125,6 +128,14 @@ class OptimumModel:
 
     def limit(self, context: int) -> None:
         self.facts = self.facts.model_copy(update={"context": min(context, self.facts.context)})
+
+    @property
+    def reformats(self) -> bool:
+        """Whether it can be written in several formats."""
+        return False
+
+    def share_encoder(self, target: Architecture | None) -> None:
+        """Do nothing: it has no encoder."""
 
     def equip(self, heads: HeadChoice) -> None:
         assert not heads.trained, "refused by ``refuse_target``"
@@ -157,7 +168,9 @@ class OptimumModel:
 
         return replace(written, part=choose_strict(folder, written.part, exact))
 
-    def parity(self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress) -> dict[str, Any]:
+    def parity(
+        self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress, read: Reading | None = None
+    ) -> dict[str, Any]:
         assert self.file is not None, "the graph has been written"
         progress("parity", 0, 1, "the float32 graph")
         return foreign_parity(self.file, written.part, written.errors, slot, tokens)

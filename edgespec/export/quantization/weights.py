@@ -53,6 +53,11 @@ class WeightChoice:
         return self.asked or ("int8" if self.four else None)
 
     @property
+    def quantizer_name(self) -> str | None:
+        """Name the quantizer that chooses levels; None = they are rounded."""
+        return self.quantizer.name if self.quantizer else None
+
+    @property
     def four(self) -> bool:
         """Whether matrices have 4 bits."""
         return self.format in FOUR_BITS

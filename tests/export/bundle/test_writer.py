@@ -16,7 +16,7 @@ from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.emit.graph import reads
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files import staged
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.formats import FORMATS
@@ -40,13 +40,13 @@ def below(folder: Path) -> set[str]:
 def test_what_is_there_is_not_replaced_unasked(tmp_path: Path, target: str) -> None:
     options = ExportOptions(target, tmp_path / "out", format="int8", threads=1)
     (tmp_path / "out").mkdir()  # an empty folder may be used
-    Exporter(options).run()
+    export_model(options, golden=False)
     before = (tmp_path / "out" / MANIFEST).read_bytes()
     with pytest.raises(ExportError, match=r"already there(.|\n)*--overwrite"):
-        Exporter(options).run()
+        export_model(options, golden=False)
     assert (tmp_path / "out" / MANIFEST).read_bytes() == before
     again = ExportOptions(target, tmp_path / "out", format="int4", threads=1, overwrite=True)
-    Exporter(again).run()
+    export_model(again, golden=False)
     assert Bundle.open(tmp_path / "out").manifest.target.format == "int4"
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
@@ -58,7 +58,7 @@ def test_something_that_is_no_bundle_is_never_replaced(tmp_path: Path, target: s
     (tmp_path / "file").write_text("more work", "utf-8")
     for name in ("out", "file"):
         with pytest.raises(ExportError, match="exists and is not a bundle"):
-            Exporter(ExportOptions(target, tmp_path / name, overwrite=overwrite, threads=1)).run()
+            export_model(ExportOptions(target, tmp_path / name, overwrite=overwrite, threads=1), golden=False)
     assert below(tmp_path) == {"out", "out/thesis.txt", "file"}
 
 
@@ -71,7 +71,7 @@ def interrupted(*_: object, **__: object) -> Iterator[Any]:
 
 
 PLACES = ["edgespec.export.emit.fill.WeightFile.write", "edgespec.export.emit.graph.GraphBuilder.save",
-          "edgespec.export.pipeline.copy_tokenizer", "edgespec.export.emitted.parity_report",
+          "edgespec.export.pipeline.copy_tokenizer", "edgespec.export.onnx_model.parity_report",
           "edgespec.export.measuring.method_parts.measure_steps", "edgespec.export.pipeline.write_manifest",
           "edgespec.export.bundle.writer.save_manifest", "pathlib.Path.rename"]  # fmt: skip
 
@@ -89,14 +89,14 @@ def test_a_failed_export_leaves_nothing(
     older: bool,
 ) -> None:
     if older:
-        Exporter(ExportOptions(target, tmp_path / "out", format="int8", threads=1)).run()
+        export_model(ExportOptions(target, tmp_path / "out", format="int8", threads=1), golden=False)
     before = below(tmp_path)
-    exporter = Exporter(ExportOptions(target, tmp_path / "out", format="int4", threads=1, overwrite=True))
+    options = ExportOptions(target, tmp_path / "out", format="int4", threads=1, overwrite=True)
     with monkeypatch.context() as patch:
         patch.setattr(place, failure)
         patch.setattr(staged, "_exchange", lambda *_: False)  # else nothing over an older bundle is renamed
         with pytest.raises(error) as caught:
-            exporter.run()
+            export_model(options, golden=False)
     if error is ExportError:
         assert "No space left" in str(caught.value)
         assert "free some space" in str(caught.value)
@@ -109,7 +109,7 @@ def test_a_failed_export_leaves_nothing(
 def test_an_older_bundle_survives_a_failed_last_step(
     tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Exporter(ExportOptions(target, tmp_path / "out", format="int8", threads=1)).run()
+    export_model(ExportOptions(target, tmp_path / "out", format="int8", threads=1), golden=False)
     before, original = below(tmp_path), Path.rename
 
     def rename(self: Path, to: Path) -> Path:
@@ -120,7 +120,7 @@ def test_an_older_bundle_survives_a_failed_last_step(
     monkeypatch.setattr(Path, "rename", rename)
     monkeypatch.setattr(staged, "_exchange", lambda *_: False)
     with pytest.raises(ExportError, match="No space left"):
-        Exporter(ExportOptions(target, tmp_path / "out", format="int4", threads=1, overwrite=True)).run()
+        export_model(ExportOptions(target, tmp_path / "out", format="int4", threads=1, overwrite=True), golden=False)
     assert below(tmp_path) == before
     assert Bundle.open(tmp_path / "out").manifest.target.format == "int8"
 
@@ -128,7 +128,7 @@ def test_an_older_bundle_survives_a_failed_last_step(
 def test_a_place_that_cannot_be_written(tmp_path: Path, target: str) -> None:
     (tmp_path / "file").write_text("x", "utf-8")
     with pytest.raises(EdgespecError, match="cannot write here"):
-        Exporter(ExportOptions(target, tmp_path / "file" / "out", threads=1)).run()
+        export_model(ExportOptions(target, tmp_path / "file" / "out", threads=1), golden=False)
 
 
 OTHER = "qwen2_untied"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from edgespec.export.bundle.model_part import open_model
+from edgespec.export.bundle.sizes import weight_bytes
 from edgespec.export.emit.fill import WeightFile, fill
 from edgespec.export.emit.plan import LARGE_ALIGN, WeightLayout
 from edgespec.export.emit.plans import storage_plans
-from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout

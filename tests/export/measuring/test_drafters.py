@@ -18,7 +18,7 @@ from edgespec.errors import ExportError
 from edgespec.export.measuring.diagnose import FORMATS, HELPS, ROWS, Reading, Trials
 from edgespec.export.measuring.guesses import LEAST
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import Format
@@ -40,7 +40,7 @@ def exported(folder: Path, config: dict[str, Any], change: Callable[[Tensors], N
     (folder / "drafter" / "config.json").write_text(json.dumps(said | config), "utf-8")
     save_file(tensors, folder / "drafter" / "model.safetensors")
     options = ExportOptions(TARGET, folder / "bundle", ["eagle"], drafter=str(folder / "drafter"), threads=1)
-    return Exporter(options).run()
+    return export_model(options, golden=False)
 
 
 def swapped(tensors: Tensors) -> None:

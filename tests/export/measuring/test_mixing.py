@@ -17,11 +17,12 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import INDEX, ModelSpec, open_model
+from edgespec.export.bundle.sizes import weight_bytes
+from edgespec.export.loading import load_source
 from edgespec.export.measuring.mixer import TOKENS, Mixer
-from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.measuring.variants import EMBEDDING, HEAD, MEMORY, Choice, Rounded, VariantOps
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import dry_run, export_model
 from edgespec.export.quantization.levels import Blocks, dequantize_block
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.reference import reference_logits
@@ -119,14 +120,14 @@ def test_bytes_are_kept_and_spent_where_they_help(layout: Layout) -> None:
     left = []
     for share in (0, 0.5, 1):
         size = round(smallest + share * (largest - smallest))
-        mix = mixer.within(size)
+        mix = mixer.allocate_for_size(size)
         assert weight_bytes(arch, "int4", mix.choice.head, layout, None, mix.choice.fine) == mix.facts["bytes"] <= size
         left.append(mix.facts.get("divergence_left", 0.0))
     assert left == sorted(left, reverse=True)
     assert left[0] > left[1] > left[2] == 0
-    assert mixer.within(smallest).facts["int8"] == []
+    assert mixer.allocate_for_size(smallest).facts["int8"] == []
     with pytest.raises(ExportError, match="expected at least"):
-        mixer.within(smallest - 1)
+        mixer.allocate_for_size(smallest - 1)
 
 
 def test_what_a_byte_saves_comes_first() -> None:
@@ -141,17 +142,17 @@ def test_what_a_byte_saves_comes_first() -> None:
         worth[part] = kl(exact, reference_logits(arch, TEXT, list(rows))) / sum(np.prod(source.shape(n)) for n in names)
     arch.source = source
     best = max(worth, key=lambda part: worth[part])
-    assert mixer.within(mixer.bytes([best])).facts["int8"] == [best]
+    assert mixer.allocate_for_size(mixer.bytes([best])).facts["int8"] == [best]
 
 
 def test_a_goal_of_divergence_is_reached_with_few_bytes() -> None:
     arch = open_model(resolve(TARGET), None)
     mixer = Mixer(arch, INT4, "native", None, TEXT)
-    curve = {int(size): value for size, value in mixer.down_to(1e-9).facts["divergence_by_bytes"].items()}
+    curve = {int(size): value for size, value in mixer.allocate_for_kl(1e-9).facts["divergence_by_bytes"].items()}
     assert sorted(curve.values(), reverse=True) == list(curve.values())  # more bytes, less divergence
     size, goal = list(curve.items())[3]
-    assert mixer.down_to(goal * 1.01).facts["bytes"] == size
-    assert set(mixer.down_to(1e-9).facts["int8"]) == set(mixer.parts)  # as near as it gets
+    assert mixer.allocate_for_kl(goal * 1.01).facts["bytes"] == size
+    assert set(mixer.allocate_for_kl(1e-9).facts["int8"]) == set(mixer.parts)  # as near as it gets
 
 
 @pytest.mark.usefixtures("native")
@@ -165,7 +166,7 @@ def test_a_bundle_is_what_was_chosen(tmp_path: Path, head: Any) -> None:
     options = ExportOptions(
         TARGET, tmp_path / "out", ("self-spec", "medusa"), target_size=size, head_format=head, skip_set=skip, threads=1
     )
-    manifest = Exporter(options).run()
+    manifest = export_model(options, golden=False)
     mixed, part = manifest.provenance["mixed"], manifest.target
     assert 0 < len(mixed["int8"]) < mixed["parts"]
     assert head is None or HEAD not in mixed["divergence_alone"]
@@ -221,7 +222,7 @@ def test_more_bytes_are_nearer_to_the_source(tmp_path: Path) -> None:
         options = ExportOptions(
             TARGET, tmp_path / f"{share}", target_size=round(smallest + share * (largest - smallest))
         )
-        found.append(Exporter(options).run().parity["kl"])
+        found.append(export_model(options, golden=False).parity["kl"])
     assert found[0] > found[1] > found[2] > 0
 
 
@@ -235,7 +236,7 @@ def test_a_draft_stays_int4(tmp_path: Path) -> None:
         threads=1,
         quick=True,
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
     index = json.loads((tmp_path / "out" / "draft" / "model.weights.json").read_text("utf-8"))
     assert {entry["kind"] for entry in index["matrices"].values()} == {"q4"}
 
@@ -250,7 +251,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         ({"target_size": 0}, "expected a positive number"),
     ):
         with pytest.raises(ExportError, match=message):
-            Exporter(ExportOptions(TARGET, tmp_path / "out", **options))
+            load_source(ExportOptions(TARGET, tmp_path / "out", **options))
     assert not (tmp_path / "out").exists()
     assert TOKENS < 512  # the source runs once for each part
 
@@ -258,9 +259,9 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
 def test_a_dry_run_measures_nothing_and_refuses_what_cannot_be(tmp_path: Path) -> None:
     arch = open_model(resolve(TARGET), None)
     smallest, largest = weight_bytes(arch, "int4"), weight_bytes(arch, "int8")
-    made = Exporter(ExportOptions(TARGET, tmp_path / "out", target_size=10 * largest)).plan()
+    made = dry_run(ExportOptions(TARGET, tmp_path / "out", target_size=10 * largest))
     assert made["weight_bytes"]["target"] == smallest
     assert show_bytes(largest) in made["notes"][-1]
-    assert "parts become int8" in Exporter(ExportOptions(TARGET, tmp_path / "out", target_kl=0.1)).plan()["notes"][-1]
+    assert "parts become int8" in dry_run(ExportOptions(TARGET, tmp_path / "out", target_kl=0.1))["notes"][-1]
     with pytest.raises(ExportError, match="--target-size"):
-        Exporter(ExportOptions(TARGET, tmp_path / "out", target_size=smallest - 1)).plan()
+        dry_run(ExportOptions(TARGET, tmp_path / "out", target_size=smallest - 1))

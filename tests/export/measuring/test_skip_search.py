@@ -22,7 +22,7 @@ from edgespec.export.measuring.skip_search import (
     read_skip_set,
 )
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization.calibration_text import read_calibration
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import MANIFEST
@@ -173,7 +173,7 @@ def test_three_choices_of_two_planes(writer: Callable[..., Written], tmp_path: P
 @pytest.mark.usefixtures("native")
 def test_the_export_of_two_planes_searches_among_three(tmp_path: Path, target: str) -> None:
     options = ExportOptions(target, tmp_path / "out", ["self-spec"], format="int8", trials=2, threads=1)
-    manifest = Exporter(options).run()
+    manifest = export_model(options, golden=False)
     skip = manifest.methods["self-spec"].skip
     assert skip is not None
     assert skip.high_attention or skip.high_mlp or skip.attention or skip.mlp
@@ -181,7 +181,7 @@ def test_the_export_of_two_planes_searches_among_three(tmp_path: Path, target: s
 
 def test_the_export_searches_and_cleans_up(tmp_path: Path, target: str) -> None:
     options = ExportOptions(target, tmp_path / "out", ["self-spec"], trials=4, threads=1, keep_search=tmp_path / "keep")
-    manifest = Exporter(options).run()
+    manifest = export_model(options, golden=False)
     skip = manifest.methods["self-spec"].skip
     assert skip is not None
     assert len(skip.attention) + len(skip.mlp) >= 1
@@ -200,10 +200,10 @@ def test_an_interrupted_export_keeps_its_search(tmp_path: Path, target: str, mon
     with monkeypatch.context() as patch:
         patch.setattr(SkipSearch, "score", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            Exporter(options).run()
+            export_model(options, golden=False)
     assert below(tmp_path) - {"keep"} == {f"keep/{file.name}" for file in (tmp_path / "keep").glob("*.journal*")}
     assert list((tmp_path / "keep").glob("*.journal"))
-    Exporter(options).run()
+    export_model(options, golden=False)
     assert (tmp_path / "out" / MANIFEST).is_file()
     assert list((tmp_path / "keep").glob("*.journal*")) == []
 

@@ -21,7 +21,7 @@ from edgespec.export.optimum.graph import choose_strict
 from edgespec.export.optimum.model import OptimumModel
 from edgespec.export.optimum.write import AGAINST, HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import dry_run, export_model
 from edgespec.export.quantization.levels import dequantize_block, unpack_levels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.reports.proof import prove
@@ -42,7 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export(model: Path | str, output: Path, **options: Any) -> Manifest:
-    return Exporter(ExportOptions(str(model), output, threads=1, **options)).run()
+    return export_model(ExportOptions(str(model), output, threads=1, **options), golden=False)
 
 
 def refused(
@@ -176,7 +176,7 @@ def test_a_checkpoint_beside_the_graph_of_an_emitted_architecture_wins(source: P
 
 
 def test_the_plan_writes_nothing(source: Path, tmp_path: Path) -> None:
-    plan = Exporter(ExportOptions(str(source), tmp_path / "no", format="int8", context=100)).plan()
+    plan = dry_run(ExportOptions(str(source), tmp_path / "no", format="int8", context=100))
     assert (plan["architecture"], plan["context"], plan["kv_bytes_per_token"]) == (MODEL_TYPE, 100, 2 * 2 * 2 * 16 * 4)
     assert plan["weight_bytes"].keys() == {"target"}
     assert not (tmp_path / "no").exists()

@@ -13,11 +13,12 @@ import pytest
 from edgespec.engine.loading import load
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.loading import load_source
 from edgespec.export.optimum import model as foreign_model
 from edgespec.export.optimum.model import OptimumModel
 from edgespec.export.optimum.write import optimum_missing
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import dry_run, export_model
 from tests.export.optimum.test_foreign import CONFIG, NAME, SEED, refused
 from tests.support import hf
 from tests.support.foreign import MODEL_TYPE, write_export
@@ -84,10 +85,9 @@ def test_optimum_is_called_where_it_is_there(
     check = "assert task == 'text-generation-with-past' and dtype == 'fp32' and not trust_remote_code; "
     pretended(f"import shutil; {check}print('noise'); shutil.copy({str(source / 'model.onnx')!r}, output)")
     options = ExportOptions(str(harbour), tmp_path / "bundle", format="int4", threads=1)
-    plan = Exporter(options).plan()  # before optimum was called: by the checkpoint's shapes
-    exporter = Exporter(options)
-    assert isinstance(exporter.target, OptimumModel)
-    manifest = exporter.run()
+    plan = dry_run(options)  # before optimum was called: by the checkpoint's shapes
+    assert isinstance(load_source(options).models.target, OptimumModel)
+    manifest = export_model(options, golden=False)
     assert manifest.target.origin == "optimum"
     assert plan["weight_bytes"]["target"] == pytest.approx(manifest.memory["weight_bytes"]["target"], rel=0.1)
     names = {path.name for path in (tmp_path / "bundle").iterdir()}

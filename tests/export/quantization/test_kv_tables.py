@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from edgespec.errors import BundleError, ExportError
 from edgespec.export.architectures.rope import inverse_frequencies
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization import coded_keys as attention
 from edgespec.export.quantization.coded_keys import (
     LEAST_AGREEMENT,
@@ -173,7 +173,7 @@ def test_the_gate() -> None:
 
 
 def export(folder: Path, *names: str, **options: Any) -> Bundle:
-    Exporter(ExportOptions(TARGET, folder, attention=names, threads=2, **options)).run()
+    export_model(ExportOptions(TARGET, folder, attention=names, threads=2, **options), golden=False)
     return Bundle.open(folder)
 
 

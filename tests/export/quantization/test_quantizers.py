@@ -20,10 +20,10 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures.rules import Norm
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.export.bundle.sizes import weight_bytes
 from edgespec.export.measuring.parity import divergence
-from edgespec.export.measuring.plan import weight_bytes
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization.calibrate import (
     CalibrationOps,
     SourcedTexts,
@@ -277,7 +277,7 @@ def test_a_bundle_says_how_it_was_quantized(tmp_path: Path, name: str, head: For
     options = ExportOptions(
         TARGET, tmp_path / "out", quantizer=name, head_format=head, calibration=text, context=64, threads=2
     )
-    Exporter(options, lambda stage, *_: stages.add(stage)).run()
+    export_model(options, lambda stage, *_: stages.add(stage), golden=False)
     assert ("quantize" in stages) == QUANTIZERS[name].calibrated
     part = Bundle.open(tmp_path / "out").manifest.target
     assert (part.format, part.quantizer, part.head_format) == ("int4", name, head)

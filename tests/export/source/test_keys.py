@@ -21,8 +21,8 @@ from edgespec.export import architectures
 from edgespec.export.architectures import ARCHITECTURES, TEXT_HALVES, rope
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.sights import READ
+from edgespec.export.loading import load_source
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
 from edgespec.export.source.keys import CONFIG, GGUF, KEYS, QUANTIZATION, TOKENIZER, fate_of, left_out, unread
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import GENERATION
@@ -212,10 +212,10 @@ def test_an_export_names_them(tmp_path: Path) -> None:
     for name, more in ((GENERATION, {"sequence_bias": [[[3], -1.0]]}), (CONFIG, {"unheard": 1})):
         told = json.loads((source / name).read_text("utf-8"))
         (source / name).write_text(json.dumps(told | more), "utf-8")
-    notes = Exporter(ExportOptions(str(source), tmp_path / "bundle", ["ar"], "fp32")).notes
+    notes = load_source(ExportOptions(str(source), tmp_path / "bundle", ["ar"], "fp32")).notes
     assert any("sequence_bias" in note for note in notes)
     assert any("unheard" in note for note in notes)
-    plain = Exporter(ExportOptions("builtin:shakespeare-draft", tmp_path / "bundle", ["ar"], "fp32")).notes
+    plain = load_source(ExportOptions("builtin:shakespeare-draft", tmp_path / "bundle", ["ar"], "fp32")).notes
     assert not any("not read" in note for note in plain)
 
 

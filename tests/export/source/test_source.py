@@ -19,7 +19,7 @@ from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import check_heads, read_heads
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.source import source
 from edgespec.export.source.source import Checkpoint, builtin_heads, builtin_names, resolve
@@ -278,7 +278,7 @@ def test_weights_that_cannot_be_read_leave_nothing_behind(
 ) -> None:
     change(folder)
     with pytest.raises(ExportError, match=words):
-        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+        export_model(ExportOptions(str(folder), tmp_path / "out", threads=1), golden=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -309,7 +309,7 @@ def test_a_broken_sentencepiece_tokenizer_leaves_nothing_behind(folder: Path, tm
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.model").write_bytes(b"\x0a\x0b")
     with pytest.raises(ExportError, match=r"tokenizer\.model: expected a sentencepiece model(.|\n)*download it again"):
-        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+        export_model(ExportOptions(str(folder), tmp_path / "out", threads=1), golden=False)
     assert not (tmp_path / "out").exists()
 
 
@@ -379,7 +379,9 @@ def test_a_hub_model_is_downloaded(folder: Path, tmp_path: Path, monkeypatch: py
         for pattern in patterns
         if pattern in ("*", "*.py") or (pattern.endswith("bin") and pattern != "model.bin")
     ]  # CTranslate2's
-    manifest = Exporter(ExportOptions("someone/some-model", tmp_path / "out", revision="v1", threads=1)).run()
+    manifest = export_model(
+        ExportOptions("someone/some-model", tmp_path / "out", revision="v1", threads=1), golden=False
+    )
     assert manifest.provenance["model"] == "someone/some-model"
     assert manifest.provenance["revision"] == "v1"
 

@@ -14,7 +14,7 @@ from edgespec.errors import ExportError, TrainingError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import check_heads, read_heads
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary
 from edgespec.export.training.state import DRAFT_REPORT, FOLDER
@@ -116,7 +116,7 @@ def test_heads_of_an_encoder_decoder(train: Train, tmp_path: Path, changes: dict
     form: Format = "int4" if "data" in changes else "int8"
     made = ExportOptions("builtin:restore", tmp_path / "b", [heads.file.kind], form, heads=[str(tmp_path / "out")],
                          threads=1, quick=True)  # fmt: skip
-    Exporter(made).run()
+    export_model(made, golden=False)
     sources, accepted = [line.lower() for line in LINES.read_text("utf-8").splitlines()[:6]], 0
     with load(tmp_path / "b", threads=1) as engine:
         for source in sources:

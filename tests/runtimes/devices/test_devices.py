@@ -18,7 +18,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.devices.model import NARROW
 from edgespec.runtimes.devices.trust import GoldenStep
@@ -56,7 +56,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         threads=1,
         devices=("webgpu",),
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 

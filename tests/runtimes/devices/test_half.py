@@ -23,7 +23,7 @@ from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.emit.half import PRODUCTS
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.devices.model import choose_precision
 from edgespec.runtimes.files.bundle import Bundle
@@ -70,7 +70,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         devices=("webgpu",),
         device_precisions=("fp32", "fp16"),
     )
-    Exporter(options).run()
+    export_model(options, golden=False)
     return options.output
 
 

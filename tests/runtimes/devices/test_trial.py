@@ -16,7 +16,7 @@ import edgespec.runtimes.devices.trust as opening
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.devices.model import NARROW
 from edgespec.runtimes.devices.trust import check_trial, golden_step
 from edgespec.runtimes.files.bundle import Bundle
@@ -31,7 +31,7 @@ from tests.support.device import HostModel
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("trial") / "bundle"
     kinds: Any = {"devices": ("webgpu",), "device_precisions": PRECISIONS, "threads": 1}
-    Exporter(ExportOptions(TARGET, output, [], "int4", **kinds)).run()
+    export_model(ExportOptions(TARGET, output, [], "int4", **kinds), golden=False)
     return output
 
 

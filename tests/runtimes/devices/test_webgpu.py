@@ -17,7 +17,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import DeviceError
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.devices.trust import _difference
 from edgespec.runtimes.devices.webgpu import device_states, make_device_session, webgpu_state, without_half
@@ -77,7 +77,7 @@ def bundles(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPath
                 devices=("webgpu",),
                 device_precisions=("fp32",) if precision == "fp32" else PRECISIONS,
             )
-            Exporter(options).run()
+            export_model(options, golden=False)
             known[precision] = options.output
         return known[precision]
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from tests.server.conftest import Served, start, stop
 from tests.support.required import need
 
@@ -40,7 +40,7 @@ def page_bundle(chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("page") / "bundle"
     source = str(chat_bundle.parent / "model")
     draft = "builtin:shakespeare-draft"
-    Exporter(ExportOptions(source, folder, ["speculative"], "int4", draft=draft, threads=1)).run()
+    export_model(ExportOptions(source, folder, ["speculative"], "int4", draft=draft, threads=1), golden=False)
     return folder
 
 

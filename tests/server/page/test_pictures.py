@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from tests.audio.conftest import orpheus as orpheus
 from tests.images.conftest import PRINT, SAID
 from tests.server.conftest import Served
@@ -33,7 +33,7 @@ FILES = """async (name) => {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("page") / "reader"
-    Exporter(ExportOptions("builtin:reader", folder, [], "int8", threads=1, quick=True)).run()
+    export_model(ExportOptions("builtin:reader", folder, [], "int8", threads=1, quick=True), golden=False)
     with serving(folder, "--name", "reader") as running:
         yield running
 
@@ -66,7 +66,7 @@ def test_pictures_go_along(visit: Visit, server: Served, tmp_path: Path) -> None
 
 
 def test_what_a_model_draws_is_shown(visit: Visit, tmp_path: Path) -> None:
-    Exporter(ExportOptions("builtin:glyphs", tmp_path / "glyphs", [], "int8", threads=1, quick=True)).run()
+    export_model(ExportOptions("builtin:glyphs", tmp_path / "glyphs", [], "int8", threads=1, quick=True), golden=False)
     with serving(tmp_path / "glyphs", "--name", "painter") as served:
         page = visit(served, **WIDE)
         until(page, "document.querySelector('#question-label').textContent === 'What to draw'")

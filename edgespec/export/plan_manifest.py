@@ -1,4 +1,4 @@
-"""A bundle that is not exported yet, from a model's config.json alone: the manifest that an export would write.
+"""The manifest of a bundle that is not exported yet, from a model's config.json: the export's function over shapes.
 
 No weights are read, no graph is made.  Sizes of weights are exact; what cannot be known before an export is assumed,
 said under ``provenance.assumed``, and left out where a number would be a guess: there is no acceptance, no cost.
@@ -9,52 +9,43 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, has_exits, needing
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.architectures.refused import NotCausalLM
-from edgespec.export.architectures.sights import limit_images
 from edgespec.export.architectures.words import approximations, remedies, traits
-from edgespec.export.bundle.model_part import (
-    check_coded_keys,
-    check_devices,
-    check_layers,
-    check_operators,
-    described_source,
-    limited,
-    open_draft,
-)
+from edgespec.export.assumed import assumed_draft, assumed_drafter, planned_heads
+from edgespec.export.bundle.drafter import plan_drafter
+from edgespec.export.bundle.model_part import check_coded_keys, described_source, limited, open_draft
+from edgespec.export.bundle.sizes import copied_files, entries, model_bytes, model_files
+from edgespec.export.bundle.source_model import DRAFT as DRAFT_FOLDER
 from edgespec.export.bundle.writer import GENAI, genai_config
-from edgespec.export.drafters.head_choice import HeadChoice
+from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.head_choice import check_size, cut_draft
 from edgespec.export.drafters.heads import TrainedHeads
 from edgespec.export.drafters.mtp import has_mtp, planned_mtp
 from edgespec.export.drafters.read import PUBLISHED
-from edgespec.export.measuring.plan import PlannedModel, best_vocab_rows, copied_files, entries, first_tokens
-from edgespec.export.measuring.planned_heads import assumed_draft, assumed_drafter, planned_heads
+from edgespec.export.emit.device import with_device_graphs
+from edgespec.export.models import Parts, check_target, is_gated, make_manifest, open_models, weight_bytes
+from edgespec.export.onnx_model import EmittedModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.coded_keys import TABLES
-from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import begin_and_ends, check_sizes, read_if_sound
 from edgespec.export.training.options import LAST_HIDDEN
+from edgespec.planning.cut import TYPICAL
 from edgespec.runtimes.files.formats import LEARNT, Attention
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import (
-    SCHEMA,
-    AttentionPart,
-    Layout,
-    Manifest,
-    MethodPart,
-    SkipSetPart,
-    TokenizerFacts,
-)
+from edgespec.runtimes.files.manifest import AttentionPart, Layout, Manifest, MethodPart, SkipSetPart, TokenizerFacts
 from edgespec.runtimes.text.chat import TEMPLATE_FILE
-from edgespec.version import __version__
 
-UNWRITTEN = "a draft"  # stands for one where the options must name one
+UNWRITTEN = "a draft"  # a name for one where the options must name one
 
 
 class PlannedSource:
@@ -74,7 +65,7 @@ class PlannedSource:
 
     @property
     def tokenizer_bytes(self) -> int:
-        """About the size of a tokenizer.json that was left out when the model was opened; 0 = it is there."""
+        """About the size of a tokenizer.json that was left out when the model was opened; 0 = it exists."""
         return self._opened.tokenizer_bytes if self._opened else 0
 
     def _source(self, path: Path) -> Checkpoint:
@@ -82,7 +73,7 @@ class PlannedSource:
         return self._opened.copied()
 
 
-def planned_bundle(options: ExportOptions, source: PlannedSource | None = None) -> Manifest:
+def plan_bundle(options: ExportOptions, source: PlannedSource | None = None) -> Manifest:
     """Return what ``edgespec export`` with these options would write; where to is of no use here.
 
     A draft, a drafter and heads that are not named are such as ``edgespec train`` makes, or as others publish them; the
@@ -98,102 +89,124 @@ def planned_bundle(options: ExportOptions, source: PlannedSource | None = None) 
     Raises:
         ExportError: as an export with these options, as far as it can be known.
     """
-    name, drafts = options.model, SPECULATIVE in options.methods
-    given = replace(options, draft=options.draft or (UNWRITTEN if drafts else None),
+    given = replace(options, draft=options.draft or (UNWRITTEN if SPECULATIVE in options.methods else None),
                     drafter=UNWRITTEN if set(drafters_apart()) & set(options.methods) else None)  # fmt: skip
-    wanted, choice = given.wanted(), options.choice
-    layout = options.layout
-    source = source or PlannedSource(name, options.revision)
-    path, arch = source.path, source.architecture(options.context, options.text_only)
-    check_devices(arch, options.devices)
-    limit_images(arch, options.image_rows)
-    check_layers(wanted, arch.facts)
-    check_operators(arch, options.operators)
-    trained, assumed = planned_heads(name, options.heads, wanted, arch)
-    drafter, tapped = _drafter(arch, wanted, options, choice, assumed)
-    cut = options.head_vocab is not None and bool(trained)
-    tokens = first_tokens(options.head_vocab or 0, arch, "--head-vocab") if cut else None
-    gated = bool(set(needing("layers", "heads", "drafter")) & set(wanted))
-    target = PlannedModel(arch, choice, layout, heads=HeadChoice(trained, tokens, tapped), gated=gated)
-    target.part = target.part.model_copy(update={"attention": _attention(options.attention, layout, assumed)})
+    methods, choice, layout = given.wanted(), options.choice, options.layout
+    source = source or PlannedSource(options.model, options.revision)
+    shapes = Shapes(options, source)
+    arch, assumed = shapes.target.arch, shapes.assumed
+    models = open_models(options, methods, shapes)
+    attention = _attention(options.attention, layout, assumed)
     check_coded_keys(arch.facts, cast(Sequence[Attention], options.attention))
-    planes = target.part.planes and not options.devices
-    skip = SkipSetPart.of(SkipSet.all_high(arch.facts.layers)) if planes else _skip_set(arch.facts.layers)
-    target.for_devices(options.devices, skip if SELF_SPEC in wanted else None)
-    draft = _planned_draft(arch, options, assumed) if drafts else None
-    models = {"target": target, "draft": draft, "drafter": drafter}
+
+    target = shapes.target.plan(choice, layout, gated=is_gated(methods))
+    draft = (
+        models.draft.plan(options.draft_choice, layout, draft=True) if isinstance(models.draft, EmittedModel) else None
+    )
+    drafter = None if models.drafter is None else plan_drafter(models.drafter, choice, layout)
+    skip = _skip_set(arch.facts.layers, target.part.planes and not options.devices)
+    written = target.part.model_copy(update={"attention": attention})
+    drafted = None if draft is None else draft.part
+    for device in options.devices:
+        written = with_device_graphs(written, device, skip if SELF_SPEC in methods else None, "")
+        drafted = None if drafted is None else with_device_graphs(drafted, device, None, DRAFT_FOLDER)
+
+    tokenizer = _tokenizer(arch)
     files, estimated = copied_files(arch.source.path, arch.facts.vocab, source.tokenizer_bytes)
-    for model in models.values():
-        files |= model.files() if model else {}
-    if SELF_SPEC in wanted and not skip.whole:
+    parts = Parts(written, drafted, None if drafter is None else drafter.part)
+    for plan, part in zip((target, draft, drafter), parts, strict=True):
+        files |= {} if plan is None or part is None else model_files(plan, part)
+    if (config := genai_config(written, tokenizer, None)) is not None:
+        files[GENAI] = len(config)
+    if SELF_SPEC in methods and not skip.whole:
         assumed.append("self-spec leaves out the middle half of the layers: the set is not searched yet")
     if estimated:
         assumed.append(f"the size of tokenizer.json, from a vocabulary of {arch.facts.vocab} tokens")
-    if options.attention and (first := options.attention[0]) not in ("f32", "f16"):
-        assumed.append(f"{first} keys and values pass the quality gate")
-    tokenizer = _tokenizer(arch)
-    if (config := genai_config(target.part, tokenizer, None)) is not None:
-        files[GENAI] = len(config)
-    weights = {kind: model.weights()[0] for kind, model in models.items() if model}
-    if more := target.weights()[1]:
-        weights["heads"] = more
-    kv = sum(model.arch.facts.kv_bytes_per_token for model in models.values() if model)
-    return Manifest(
-        schema_version=SCHEMA,
-        edgespec_version=__version__,
-        target=target.part,
-        draft=draft.part if draft else None,
-        drafter=drafter.part if drafter else None,
-        methods={method: _method(method, trained, skip, arch.facts.layers) for method in wanted},
-        tokenizer=tokenizer,
-        memory={"weight_bytes": weights, "kv_bytes_per_token": kv},
-        provenance={
-            "model": path.resolve().name if path.exists() and Path(name).exists() else name,
-            "planned": True,
-            "assumed": assumed,
-            "notes": [*arch.source.notes, *remedies(arch)],
-            "traits": traits(arch),
-        }
-        | ({} if options.draft is None else {"draft": options.draft})
-        | ({"approximations": deviations} if (deviations := approximations(arch)) else {}),
-        files=entries(files),
+    if attention is not None and attention.default not in ("f32", "f16"):
+        assumed.append(f"{attention.default} keys and values pass the quality gate")
+    weights = weight_bytes(
+        model_bytes(target),
+        None if draft is None else model_bytes(draft),
+        None if drafter is None else drafter.weight_bytes,
     )
+    described = {name: _method(name, models.heads.trained, skip, arch.facts.layers) for name in methods}
+    provenance = _provenance(options, source.path, arch, assumed)
+    return make_manifest(models, parts, described, tokenizer, weights, provenance, files=entries(files))
 
 
-def _drafter(
-    target: Architecture, wanted: Sequence[str], options: ExportOptions, choice: WeightChoice, assumed: list[str]
-) -> tuple[PlannedModel | None, tuple[int, ...]]:
-    if not set(needing("drafter")) & set(wanted):
-        return None, ()
-    arch: Architecture
-    if EAGLE in wanted:
-        arch, tapped = assumed_drafter(target)
-        assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
-    elif (kind := next((PUBLISHED[name] for name in wanted if name in PUBLISHED), None)) and kind.assumed:
-        arch, tapped = kind.assumed(target)
-        assumed.append(kind.says)
-    else:
-        arch, tapped = planned_mtp(target), (target.facts.layers,)
-    rows = options.draft_vocab
-    if rows is None and EAGLE not in wanted:  # whose LM head is its own: what it cannot guess it was not trained for
-        rows = best_vocab_rows(target, arch)
-    choice = replace(choice, head=choice.drafter_head)
-    return PlannedModel(arch, choice, options.layout, "drafter/", rows=rows or None), tapped
+class Shapes:
+    """The models of options as shapes alone: those that are not there yet are assumed.
+
+    Attributes:
+        target: checked against the options.
+        assumed: sentences that say what was assumed.
+    """
+
+    def __init__(self, options: ExportOptions, source: PlannedSource) -> None:
+        self.options, self.assumed = options, list[str]()
+        arch = source.architecture(options.context, options.text_only)
+        check_target(arch, options)
+        self.target = EmittedModel(arch)
+
+    def draft(self) -> EmittedModel:
+        """Open the draft's config.json, or assume one as training makes it."""
+        options, target = self.options, self.target.arch
+        if options.draft is None:
+            arch = assumed_draft(target)
+            self.assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
+        else:
+            arch = open_draft(resolve(options.draft, weights=False), target, options.image_rows, _opened)
+        check_sizes(target.facts, arch.facts)
+        return EmittedModel(arch)
+
+    def heads(self, methods: Sequence[str]) -> dict[str, TrainedHeads]:
+        """Describe the heads of methods; see ``planned_heads``."""
+        found, assumed = planned_heads(self.options.model, self.options.heads, methods, self.target.arch)
+        self.assumed += assumed
+        return found
+
+    def drafter(self, methods: Sequence[str]) -> Drafter | None:
+        """Assume the drafter of methods: one as it is published, trained, or inside the checkpoint."""
+        target = self.target.arch
+        if not set(needing("drafter")) & set(methods):
+            return None
+        arch: Architecture
+        if EAGLE in methods:
+            arch, tapped = assumed_drafter(target)
+            self.assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
+        elif (kind := next((PUBLISHED[name] for name in methods if name in PUBLISHED), None)) and kind.assumed:
+            arch, tapped = kind.assumed(target)
+            self.assumed.append(kind.says)
+        else:
+            arch, tapped = planned_mtp(target), (target.facts.layers,)
+        return Drafter(arch, tapped, None)
+
+    def tokens(self, size: int, vocab: int, option: str) -> NDArray[np.int64]:
+        """Stand for the tokens of a cut LM head, which are not chosen yet."""
+        check_size(size, vocab, option)
+        return np.arange(size)
+
+    def coverage(self, size: int) -> float:
+        """Assume how much of a text the ``size`` first ids are."""
+        return TYPICAL[size]
+
+    def cut(self, drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:
+        """Let a drafter score only some tokens, whichever LM head it has."""
+        cut_draft(drafter.arch, tokens)
+        return replace(drafter, tokens=tokens)
 
 
-def _planned_draft(target: Architecture, options: ExportOptions, assumed: list[str]) -> PlannedModel:
-    if options.draft is None:
-        arch = assumed_draft(target)
-        assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
-    else:
-        arch = open_draft(resolve(options.draft, weights=False), target, options.image_rows, _opened)
-    check_sizes(target.facts, arch.facts)
-    context = min(target.facts.context, arch.facts.context)
-    arch.facts = arch.facts.model_copy(update={"context": context})
-    rows = best_vocab_rows(target, arch) if options.draft_vocab is None else options.draft_vocab
-    draft = PlannedModel(arch, options.draft_choice, options.layout, "draft/", rows=rows or None)
-    draft.for_devices(options.devices, None)
-    return draft
+def _provenance(options: ExportOptions, path: Path, arch: Architecture, assumed: list[str]) -> dict[str, Any]:
+    deviations = approximations(arch)
+    return {
+        "model": path.resolve().name if path.exists() and Path(options.model).exists() else options.model,
+        "planned": True,
+        "assumed": assumed,
+        "notes": [*arch.source.notes, *remedies(arch)],
+        "traits": traits(arch),
+        **({} if options.draft is None else {"draft": options.draft}),
+        **({"approximations": deviations} if deviations else {}),
+    }
 
 
 def possible_methods(source: PlannedSource, text_only: bool = False) -> tuple[str, ...]:
@@ -282,9 +295,13 @@ def _method(name: str, heads: Mapping[str, TrainedHeads], skip: SkipSetPart, lay
     return MethodPart()
 
 
-def _skip_set(layers: int) -> SkipSetPart:
-    """Half of the sub-layers, those in the middle: searched sets of Draft & Verify (arXiv 2309.08168) leave out about
-    half, few of them at either end."""
+def _skip_set(layers: int, planes: bool) -> SkipSetPart:
+    """Assume high planes of all layers where matrices have ``planes``, else half of the sub-layers, in the middle.
+
+    Searched sets of Draft & Verify (arXiv 2309.08168) leave out about half, few of them at either end.
+    """
+    if planes:
+        return SkipSetPart.of(SkipSet.all_high(layers))
     size = max(1, layers // 2)
     start = max(0, (layers - size) // 2)
     middle = list(range(start, start + size))

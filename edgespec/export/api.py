@@ -1,59 +1,23 @@
-"""The front door of an export: a model in, a whole bundle out, golden vectors included."""
+"""The public function of an export: a model in, a whole bundle out."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from edgespec.declared import copy_with
-from edgespec.errors import ExportError, InvalidRequest
+from edgespec.errors import InvalidRequest
 from edgespec.export.bundle.progress import Progress, shown
-from edgespec.export.bundle.writer import refuse_existing, save_manifest, staged_folder
 from edgespec.export.options import ExportChanges, ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.planning.budget import parse_bytes
-from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.formats import Format
-from edgespec.runtimes.files.manifest import Manifest
 from edgespec.signatures import takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
-    """Write the bundle that the options ask for; its name appears when all of it is there.
-
-    Raises:
-        ExportError: anything about the source, the options or the disk; nothing is left behind.
-    """
-    if options.output.resolve() == Path.cwd():
-        raise ExportError("the bundle cannot take the place of the current folder", "name another one")
-    if options.choose:  # which takes seconds
-        options.wanted()
-        refuse_existing(options.output, options.overwrite)
-    # kept when interrupted: the next try goes on from there
-    search = options.keep_search or options.output.parent / f".{options.output.name}.search"
-    exporter = Exporter(replace(options, keep_search=search), progress)
-    with staged_folder(options.output, options.overwrite) as folder:
-        exporter.options = replace(exporter.options, output=folder)
-        manifest = exporter.run()
-        progress("golden", 0, 1, "plain decoding of the test prompts")
-        vectors, seen, made_by = make_golden(folder, exporter.text.text, options.threads, exporter.copies)
-        target, provenance = manifest.target, manifest.provenance | {"golden": made_by}
-        if target.image is not None:
-            image = target.image.model_copy(update={"proof": seen})
-            target = target.model_copy(update={"image": image})
-        changes = {"golden": vectors, "target": target, "provenance": provenance}
-        manifest = manifest.model_copy(update=changes)
-        save_manifest(folder, manifest)
-        progress("golden", 1, 1, "done")
-    with suppress(OSError):  # another search is in there
-        search.rmdir()
-    return manifest
 
 
 @takes(ExportChanges, ExportOptions)
@@ -73,7 +37,7 @@ def export(
         model: folder, .gguf file, hub id or ``builtin:NAME``.
         output: the bundle's folder.
         options: how; None = ``ExportOptions`` with its defaults.  What follows is set on top.
-        progress: is told stage, steps done, all steps, and what is done; None = a bar at a terminal.
+        progress: receives the stage, steps done, all steps, and what is done; None = a bar at a terminal.
         **changes: fields of ``ExportOptions`` (methods, format, draft, context, overwrite, ...), set on top.
 
     Returns:
@@ -106,5 +70,5 @@ def export(
     if options is None and not {"format", "choose"} & given.keys():
         wanted = replace(wanted, choose=not wanted.names_format)
     with shown(progress) as report:
-        write_bundle(wanted, report)
+        export_model(wanted, report)
     return folder

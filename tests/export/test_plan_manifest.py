@@ -17,9 +17,10 @@ from edgespec.drafters.registry import complete
 from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft, TrainingError, UnsupportedModel
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described, open_model
-from edgespec.export.measuring.plan import weight_bytes
+from edgespec.export.bundle.sizes import weight_bytes
+from edgespec.export.loading import load_source
 from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
+from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import ConfigOnly, resolve
 from edgespec.export.source.stored import Plain
 from edgespec.runtimes.files.formats import BLOCK_FORMATS, FORMATS, LEARNT, Format, listed
@@ -55,7 +56,7 @@ def test_a_config_says_the_shapes_of_every_tensor(checkpoint: Callable[[str], Pa
 def test_an_export_still_wants_the_weights(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config", "tokenizer.json", "tokenizer_config.json")
     with pytest.raises(ExportError, match="safetensors"):
-        Exporter(ExportOptions(str(alone), tmp_path / "out"))
+        load_source(ExportOptions(str(alone), tmp_path / "out"))
     with pytest.raises(ExportError, match="missing from the checkpoint"):
         open_described(alone, None).source.read("model.norm.weight")
     for name in ("pytorch_model.bin", "half.safetensors"):  # weights that an export refuses are not passed over
@@ -106,13 +107,13 @@ def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[s
     shutil.copytree(checkpoint("llama_tied_gqa"), folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}), "utf-8")
+    from edgespec.export.loading import load_source
     from edgespec.export.optimum.write import optimum_missing
-    from edgespec.export.pipeline import Exporter
 
     if optimum_missing() is None:
         pytest.skip("optimum is installed: the export would go through it")
     said = []
-    for plan in (lambda: plan_of(folder), lambda: Exporter(ExportOptions(str(folder), tmp_path / "out"))):
+    for plan in (lambda: plan_of(folder), lambda: load_source(ExportOptions(str(folder), tmp_path / "out"))):
         with pytest.raises(UnsupportedModel) as caught:
             plan()
         said.append(str(caught.value))
@@ -199,7 +200,7 @@ def test_every_option_is_planned(tmp_path: Path, checkpoint: Callable[[str], Pat
         "methods": ["speculative", "medusa", "paradecode"], "head_format": "int8", "draft": DRAFT, "context": 256,
         "head_vocab": 200, "draft_vocab": 300, "devices": ["webgpu"], "quantizer": "rtn",
     }  # fmt: skip
-    real = Exporter(ExportOptions(TARGET, tmp_path / "out", threads=1, **options)).run()
+    real = export_model(ExportOptions(TARGET, tmp_path / "out", threads=1, **options), golden=False)
     planned = plan_of(TARGET, **options)
     assert planned.target == real.target
     assert planned.draft == real.draft
@@ -311,8 +312,8 @@ import sys
 for name in ("onnx", "onnxruntime", "torch", "transformers", "ml_dtypes", "optuna"):
     sys.modules[name] = None
 from edgespec.export.options import ExportOptions
-from edgespec.export.planned import planned_bundle
-planned = planned_bundle(ExportOptions(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"]))
+from edgespec.export.plan_manifest import plan_bundle
+planned = plan_bundle(ExportOptions(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"]))
 print(planned.target.facts.layers)
 """
     ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=300)

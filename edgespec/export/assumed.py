@@ -1,4 +1,4 @@
-"""Heads and a draft for a plan: those that are there, or what `edgespec train` makes unless told otherwise."""
+"""Heads and a draft for a plan: those that exist, or such as `edgespec train` makes by default."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def planned_heads(
 ) -> tuple[dict[str, TrainedHeads], list[str]]:
     """Plan the heads of the methods: of given folders, of an embedded model, or else of the shape that training gives.
 
-    Returns heads without values, by method, and in words what is not there yet.
+    Returns heads without values, by method, and sentences that say what does not exist yet.
     """
 
     def read(folder: Path) -> TrainedHeads:

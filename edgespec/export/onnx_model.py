@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import IncompatibleDraft
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.words import approximations, remedies, traits
-from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model import ModelPlan, plan_model, write_model
 from edgespec.export.bundle.model_part import ModelSpec
 from edgespec.export.bundle.progress import Progress
-from edgespec.export.bundle.source_model import Writing, WrittenModel
-from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, write_tokens
+from edgespec.export.bundle.sizes import model_bytes
+from edgespec.export.bundle.source_model import DRAFT, Writing, WrittenModel
+from edgespec.export.drafters.head_choice import HeadChoice, cut_draft, head_vocab, write_tokens
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.measuring.parity import parity_report
-from edgespec.export.measuring.plan import model_bytes
-from edgespec.export.measuring.reading import Reading
+from edgespec.export.measuring.reading import Reading, shares_encoder
+from edgespec.export.options import layout_of
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
@@ -37,7 +39,7 @@ class EmittedModel:
     """A target or a draft whose graphs edgespec emits."""
 
     arch: Architecture  # the architecture over its checkpoint
-    heads: HeadPlan | None = None  # beside or instead of its LM head; None = none
+    heads: HeadPlan | None = None  # next to or instead of its LM head; None = none
     tokens: NDArray[np.int64] | None = None  # int64 [size], what a cut LM head scores
     shares_encoder: bool = False  # it is a draft that reads what the target's encoder gives
 
@@ -60,6 +62,22 @@ class EmittedModel:
     def limit(self, context: int) -> None:
         self.arch.facts = self.facts.model_copy(update={"context": min(context, self.facts.context)})
 
+    @property
+    def reformats(self) -> bool:
+        """Whether it can be written in several formats."""
+        return not self.shares_encoder
+
+    def share_encoder(self, target: Architecture | None) -> None:
+        """Read what the target's encoder gives, if a draft has the same one.
+
+        Raises:
+            IncompatibleDraft: only one of them reads a source.
+        """
+        if target is not None:
+            if (self.arch.encoder is None) != (target.encoder is None):
+                raise IncompatibleDraft("expected a draft and a target that both read a source, or none of them")
+            self.shares_encoder = shares_encoder(target, self.arch)
+
     def equip(self, heads: HeadChoice) -> None:
         self.heads, self.tokens = heads.plan, heads.tokens
         heads.extend(self.arch)
@@ -67,13 +85,31 @@ class EmittedModel:
     def cut(self, tokens: NDArray[np.int64]) -> None:  # [size]
         self.heads, self.tokens = cut_draft(self.arch, tokens), tokens
 
-    def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> tuple[int, int]:
-        return model_bytes(self.arch, choice, _layout(operators), self.heads)
+    def plan(self, choice: WeightChoice, layout: Layout, draft: bool = False, gated: bool = False) -> ModelPlan:
+        """Plan its files; ``draft``: as those of a draft, ``gated``: sub-layers of a target can be left out."""
+        return plan_model(self.arch, self._spec(choice, layout, draft, gated), choice.quantizer_name)
+
+    def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> dict[str, int]:
+        return model_bytes(self.plan(choice, layout_of(operators)))
+
+    def _spec(self, choice: WeightChoice, layout: Layout, draft: bool, gated: bool) -> ModelSpec:
+        prefix = DRAFT if draft else ""
+        return ModelSpec(
+            choice.format,
+            head=choice.head,
+            fine=choice.fine,
+            gated=gated,
+            draft=draft,
+            prefix=prefix,
+            layout=layout,
+            plan=self.heads,
+            head_vocab=head_vocab(prefix, self.tokens),
+            shares_encoder=self.shares_encoder,
+        )
 
     def write(self, writing: Writing) -> WrittenModel:
         choice, what, of = writing.choice, writing.what, 2 * self.facts.layers
         folder = writing.folder / writing.prefix
-        writing.progress("weights", 0, 1, what)
 
         def written(done: int, end: int) -> None:
             writing.progress("weights", -(-done // MIB), -(-end // MIB), f"{what}, MiB")
@@ -81,21 +117,12 @@ class EmittedModel:
         def quantized(done: int) -> None:
             writing.progress("quantize", done, of, f"{what}, on {texts.size} tokens")
 
-        spec = ModelSpec(
-            choice.format,
-            gated=writing.gated,
-            draft=writing.draft,
-            prefix=writing.prefix,
-            layout=_layout(writing.operators),
-            plan=self.heads,
-            head_vocab=None if self.tokens is None else write_tokens(folder, writing.prefix, self.tokens),
-            shares_encoder=self.shares_encoder,
-        )
+        spec = self._spec(choice, layout_of(writing.operators), writing.draft, writing.gated)
+        write_tokens(folder, self.tokens)
         if choice.quantizer is None:
             return write_model(folder, self.arch, spec, progress=written)
         texts = writing.texts(self.facts.context)
         with chosen_levels(self.arch, choice.quantizer, choice.blocks(self.arch), texts, folder, quantized) as chosen:
-            spec = replace(spec, head=choice.head, fine=choice.fine)
             made = write_model(folder, self.arch, spec, chosen, written)
             return replace(made, uncalibrated=chosen.uncalibrated)
 
@@ -117,7 +144,3 @@ class EmittedModel:
 
     def provenance(self) -> dict[str, Any]:
         return {"traits": traits(self.arch), "approximations": approximations(self.arch) or None}
-
-
-def _layout(operators: WantedOperators) -> Layout:
-    return "stock" if operators == "stock" else "native"
