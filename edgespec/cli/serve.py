@@ -130,7 +130,7 @@ def command(
     """
     from edgespec.server.app import Access, make_app
     from edgespec.server.audio import MOST_BODY
-    from edgespec.server.guard import is_local
+    from edgespec.server.hosts import is_local
     from edgespec.server.models import Models, named_bundles
     from edgespec.server.serving import Server, listen
 
@@ -174,7 +174,7 @@ def command(
                 said = {"model": first.name, "models": names, "url": url, "page": page}
                 emit_json(said | {"methods": list(first.manifest.methods), "context": first.run.context})
 
-        Server(app, socket, limits, lambda text: click.echo(text, err=True), started).run()
+        Server(app, socket, limits, lambda text: click.echo(text, err=True), started, not options["no_log"]).run()
 
 
 def _takes_much(folder: Path) -> bool:

@@ -28,8 +28,9 @@ from edgespec.server.audio import PATHS, TASKS, AudioRequest
 from edgespec.server.audio import Kind as AudioKind
 from edgespec.server.call import Call
 from edgespec.server.errors import ClientDisconnected, Failure, failure
-from edgespec.server.guard import BodyLimit, Guard, client_of
+from edgespec.server.guard import BodyLimit, Guard
 from edgespec.server.held import held_by
+from edgespec.server.hosts import client_of
 from edgespec.server.jobs import Jobs
 from edgespec.server.models import Models
 from edgespec.server.openapi import describe
@@ -280,7 +281,7 @@ def make_app(
     handlers = {EdgespecError: _failed, ClientDisconnect: _gone, HTTPException: _refused, Exception: _failed}
     all_routes = routes.routes() + (page_routes() if page else [])
     app = Starlette(routes=all_routes, middleware=middleware, exception_handlers=handlers, lifespan=life)
-    app.state.models, app.state.failure = models, None
+    app.state.models, app.state.access, app.state.failure = models, access, None
     return app
 
 

@@ -8,14 +8,13 @@ do without asking first; recordings come in forms, which they can send, and whos
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.server.errors import Failure
 from edgespec.server.held import SCOPE, Held, HeldBytes
+from edgespec.server.hosts import client_of, known, names_of
 
 JSON, FORM = "application/json", "multipart/form-data"
 FORMS = "/v1/audio/transcriptions", "/v1/audio/translations"  # where forms are sent, with recordings
@@ -32,7 +31,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
         self._app = app
-        self._hosts = {host.lower().rstrip(".") for host in hosts}
+        self._hosts = names_of(hosts)
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +47,7 @@ class Guard:
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         if len(hosts) != 1 or len(origins) > 1:
             return Failure("expected one Host header, and at most one Origin")
-        if not self._known(hosts[0]):
+        if not known(hosts[0], self._hosts):
             name = hosts[0][:80]
             return Failure(f"this server is not known as {name!r}; --allow-host lets clients call it by a name", 403)
         if origins and not self._allowed(origins[0], hosts[0]):
@@ -62,46 +61,10 @@ class Guard:
             return Failure(f"a body of Content-Encoding {codings[:80]!r}: send it as it is, without compression", 415)
         return None
 
-    def _known(self, host: str) -> bool:
-        """Whether a Host is an address, or a name of this server."""
-        try:
-            found = urlsplit(f"//{host}")
-            name, _ = (found.hostname or "").rstrip("."), found.port
-        except ValueError:
-            return False
-        if found.username is not None or found.path or found.query or found.fragment:
-            return False
-        return "*" in self._hosts or name in self._hosts or is_address(name) or is_local(name)
-
     def _allowed(self, origin: str, host: str) -> bool:
         """Whether a page may ask: one of this server's own, or of an origin that was named."""
         origin = origin.lower().rstrip("/")
         return "*" in self._origins or origin in self._origins or origin.partition("://")[2] == host.lower()
-
-
-def is_address(name: str) -> bool:
-    """Whether a host is an IP address rather than a name."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def client_of(address: str) -> str:
-    """Whose an address is, for sharing: of IPv6 the first half, as each subscriber has all addresses of one."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    if not is_address(host):
-        return host == "localhost" or host.endswith(".localhost")
-    return ipaddress.ip_address(host).is_loopback
 
 
 class _TooLarge(Exception):

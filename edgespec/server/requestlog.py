@@ -14,6 +14,24 @@ MODEL = "edgespec.model"  # of a request's scope: which one it asked
 MOST_LINES = 1000  # that wait to be written
 
 
+def line(client: str, method: str, path: str, status: int, model: str, sent: int, since: float) -> str:
+    """Write the line of a request.
+
+    Args:
+        client: its address.
+        method, path: what it asks; neither the path nor the model can write lines itself.
+        status: of the answer; 0 = there was none.
+        model: that it names, if any.
+        sent: bytes of the answer.
+        since: when it began, by ``time.monotonic``.
+    """
+    ms = 1000 * (time.monotonic() - since)
+    path = path[:200].encode("unicode_escape").decode("ascii")
+    model = model[:200].encode("unicode_escape").decode("ascii").replace(" ", "\\x20")
+    when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return f"{when} {client} {method} {path} {status or 'gone'} {model or '-'} {sent} B {ms:.0f} ms"
+
+
 class RequestLog:
     """ASGI middleware that writes a line when a request has been answered.
 
@@ -37,7 +55,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status, sent = time.perf_counter(), 0, 0
+        begun, status, sent = time.monotonic(), 0, 0
 
         async def watched(message: Message) -> None:
             nonlocal status, sent
@@ -48,12 +66,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, watched)
         finally:
-            ms = 1000 * (time.perf_counter() - begun)
             client = (scope.get("client") or ("-",))[0]
-            path = scope["path"][:200].encode("unicode_escape").decode("ascii")  # a path must not write lines itself
-            model = scope.get(MODEL, "")[:200].encode("unicode_escape").decode("ascii").replace(" ", "\\x20")
-            when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            text = line(client, scope["method"], scope["path"], status, scope.get(MODEL, ""), sent, begun)
             with suppress(Full):
-                self._lines.put_nowait(
-                    f"{when} {client} {scope['method']} {path} {status or 'gone'} {model or '-'} {sent} B {ms:.0f} ms"
-                )
+                self._lines.put_nowait(text)

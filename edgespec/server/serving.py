@@ -16,7 +16,7 @@ import socket
 import sys
 from asyncio import TimerHandle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -30,7 +30,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.errors import Failure
-from edgespec.server.guard import client_of
+from edgespec.server.front import BEAT, POSSIBLE, Front
+from edgespec.server.hosts import client_of
 from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
 
@@ -320,6 +321,7 @@ class Server(uvicorn.Server):
         limits: of connections and time.
         say: tells whoever watches.
         started: called once requests are answered.
+        log: whether requests are logged on stderr.
     """
 
     def __init__(
@@ -329,6 +331,7 @@ class Server(uvicorn.Server):
         limits: Limits,
         say: Callable[[str], None],
         started: Callable[[], None],
+        log: bool = False,
     ) -> None:
         self._open = Open(limits)
         config = uvicorn.Config(
@@ -346,9 +349,10 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # clients that leave are no news
-        self._socket, self._limits, self._say, self._started = sock, limits, say, started
+        self._socket, self._limits, self._say, self._started, self._log = sock, limits, say, started, log
         self._app, self._models = app, cast(Models, app.state.models)
-        self._accepting: asyncio.Task[None] | None = None
+        self._front: Front | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -357,14 +361,22 @@ class Server(uvicorn.Server):
         if self._app.state.failure is not None:
             raise self._app.state.failure
         self._loop = asyncio.get_running_loop()
-        self._accepting = asyncio.create_task(self._accept())
+        self._open.most = _descriptors()
+        with suppress(OSError):
+            self._front = Front(self._socket, self._app.state.access.hosts, self._log) if POSSIBLE else None
+        if self._front is None:
+            self._do(self._accept())
+        else:
+            self._loop.add_reader(self._front.channel, self._take, self._front)
+            self._do(self._beat(self._front))
         self._started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more, and let what runs end within its time."""
-        if self._accepting is not None:
-            self._accepting.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._socket.close()
+        self._close_front()
         running = self._models.running + self._models.waiting
         rest = f": {running} texts have up to {self._limits.grace:g} s; once more ends them at once" if running else ""
         self._say(f"stopping{rest}")
@@ -378,18 +390,47 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._models.stop, 0.0)
         self.should_exit = True
 
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _take(self, front: Front) -> None:
+        """Take connections from the process that accepts them; where it has ended, they are accepted here."""
+        if (found := front.take()) is None:
+            self._close_front()
+            self._say("the process that accepts connections has ended: the server accepts them itself")
+            self._do(self._accept())
+        for sock in found or ():
+            self._do(self._open_one(sock))
+
+    def _close_front(self) -> None:
+        if self._front is not None and self._loop is not None:
+            self._loop.remove_reader(self._front.channel)
+            self._front.close()
+            self._front = None
+
+    async def _beat(self, front: Front) -> None:
+        """Say that the loop is alive."""
+        while True:
+            front.beat(self._models.running, self._models.waiting)
+            await asyncio.sleep(BEAT)
+
     async def _accept(self) -> None:
+        """Accept connections here, where there is no process that does."""
         loop = asyncio.get_running_loop()
-        self._open.most = _descriptors()
         while True:
             try:
                 sock, _ = await loop.sock_accept(self._socket)
             except OSError:  # one that has gone already, or no descriptor after all
                 await asyncio.sleep(0.05)
                 continue
-            with suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
-                await loop.connect_accepted_socket(self._connection, sock=sock)
+            await self._open_one(sock)
+
+    async def _open_one(self, sock: socket.socket) -> None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
+            await asyncio.get_running_loop().connect_accepted_socket(self._connection, sock=sock)
 
     def _connection(self) -> asyncio.Protocol:
         return Connection(self._open, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)

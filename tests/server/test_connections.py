@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.options import LoadOptions
 from edgespec.server.app import Access, make_app
-from edgespec.server.guard import client_of, is_local
+from edgespec.server.hosts import client_of, is_local
 from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
 from edgespec.server.serving import Connection, Open
