@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ def main() -> int:
     enemies = commands.add_parser("hostile", help="clients that mean harm at a server that decodes")
     enemies.add_argument("--seconds", type=float, default=60)
     enemies.add_argument("--threads", type=int, default=2, help="that decode")
+    enemies.add_argument("--each", action="store_true", help="one attack after the other, for --seconds each")
+    enemies.add_argument("--nice", type=int, default=10, help="of those who attack")
+    enemies.add_argument("--core", type=int, help="on which they attack  [default: any]")
     many = commands.add_parser("clients", help="many clients at a server, with cached prompts and tools")
     many.add_argument("--count", type=int, default=64)
     many.add_argument("--seconds", type=float, default=60)
@@ -65,7 +69,8 @@ def main() -> int:
             report = {f"{job}, {event}": tally.report() for (job, event), tally in found.items()}
             bad = sum(len(tally.wrong) for tally in found.values())
         elif options.command == "hostile":
-            report, bad = attacked(work, options.seconds, options.threads, options.seed)
+            means = hostile.Means(options.nice, options.core)
+            report, bad = attacked(work, options.seconds, options.threads, options.seed, means, options.each)
         elif options.command == "clients":
             report, bad = crowded(work, options.count, options.seconds, options.threads)
         else:
@@ -83,30 +88,39 @@ def main() -> int:
     return int(bad > 0)
 
 
-def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[str, Any], int]:
-    """Make a server that clients who mean harm use for so long."""
+def attacked(
+    work: Path, seconds: float, threads: int, seed: int, means: hostile.Means, each: bool
+) -> tuple[dict[str, Any], int]:
+    """Make a server that clients who mean harm use for so long: all at once, or each kind of them alone."""
     options = ("--name", "demo", "--read-timeout", "10", "--budget", f"{BUDGET >> 20}MiB")
     program = ("-m", "tests.stress.lag")  # which says how late its event loop was
+    rounds = {name: (name,) for name in attacks.ALL} if each else {"all at once": tuple(attacks.ALL)}
+    table: dict[str, Any] = {}
     served = start(bundle(work / "native", "native"), *options, threads=threads, program=program)
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    place = attacks.Place(host, int(port), "demo")
+    say(f"{'/health in ms':22}    p50    p99   most  looks  texts   p50, ms  MiB  wrong")
     try:
-        host, _, port = served.url.removeprefix("http://").partition(":")
-        found = hostile.attack(attacks.Place(host, int(port), "demo"), seconds, served.process.pid, seed, True)
+        for name, names in rounds.items():
+            found = hostile.attack(place, seconds, served.process.pid, seed, names, means)
+            if (most := max(found.server, default=0)) > BUDGET:
+                found.bad.append(f"the server took {most >> 20} MiB of a budget of {BUDGET >> 20}")
+            if not found.texts:
+                found.bad.append("no text was written for clients without harm")
+            if not each and found.growth() > GROWN:
+                found.bad.append(f"memory grew by {found.growth():+.1%}")
+            row = table[name] = found.report()
+            times = "".join(f"{row['health_ms'][point]:7.1f}" for point in ("p50", "p99", "most"))
+            counts = f"{row['looks']:7}{row['texts']:7}{row['text_ms']['p50']:10.0f}{row['server_mib']:5}"
+            say(f"{name:22}{times}{counts}{len(found.bad):7}")
     finally:
         said = stop(served)
-    bad = [*found.bad, *(["a traceback in the log"] if "Traceback" in said else [])]
-    if (most := max(found.server, default=0)) > BUDGET:
-        bad.append(f"the server took {most >> 20} MiB of a budget of {BUDGET >> 20}")
-    if not found.texts:
-        bad.append("no text was written for clients without harm")
-    share = found.share(0.99)
     loop = json.loads(next((line for line in said.splitlines() if line.startswith(MARK)), MARK + "{}")[len(MARK) :])
     say(f"the server's loop, in ms: {loop}")
-    say(
-        f"/health: {1000 * share:.1f} ms (99 % point), memory {found.growth():+.1%}, {len(bad)} answers that may not be"
-    )
-    return found.report() | {"loop": loop, "said": said[-2000:], "bad": bad[:20]}, len(bad) + (share > HEALTH) + (
-        found.growth() > GROWN
-    )
+    late = [name for name, row in table.items() if row["health_ms"]["p99"] > 1000 * HEALTH]
+    bad = [one for row in table.values() for one in row["bad"]] + ["a traceback in the log"] * ("Traceback" in said)
+    report = {"attacks": table, "means": asdict(means), "loop": loop, "said": said[-2000:], "late": late, "bad": bad}
+    return report, len(bad) + len(late)
 
 
 def crowded(work: Path, count: int, seconds: float, threads: int) -> tuple[dict[str, Any], int]:

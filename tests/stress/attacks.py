@@ -269,3 +269,4 @@ ATTACKS = _named(
 MORE = _named(
     expected_texts, repeated_objects, growing_grammars, odd_forms, half_bodies, every_place, broken_parts
 )  # beside those
+ALL = ATTACKS | MORE

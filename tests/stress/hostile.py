@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from tests.stress.attacks import ATTACKS, MORE, WAIT, Attack, Place
+from tests.stress.attacks import ALL, ATTACKS, WAIT, Attack, Place
 
 EVERY = 0.05  # seconds between two looks
 MIB = 1 << 20
@@ -37,6 +37,13 @@ def growth(resident: Sequence[int]) -> float:
     return median(resident[-quarter:]) / median(resident[quarter : 2 * quarter]) - 1
 
 
+def points(seconds: Sequence[float]) -> dict[str, float]:
+    """Return milliseconds within which half, 99 % and all of them were."""
+    each = sorted(seconds) or [0.0]
+    of = {"p50": 0.5, "p99": 0.99, "most": 1.0}
+    return {name: round(1000 * each[min(len(each) - 1, int(share * len(each)))], 1) for name, share in of.items()}
+
+
 @dataclass
 class Outcome:
     """What came of it.
@@ -47,7 +54,7 @@ class Outcome:
         bad: looks that failed, and answers of 500 and above.
         resident: bytes of the server and its children at each look, if it runs here.
         server: those of the server alone, which a budget counts.
-        texts: that were written meanwhile for clients without harm; another one than alone is bad.
+        texts: seconds that each pair of texts took, for clients without harm; another one than alone is bad.
     """
 
     answers: Counter[str] = field(default_factory=Counter)
@@ -55,11 +62,7 @@ class Outcome:
     bad: list[str] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
     server: list[int] = field(default_factory=list)
-    texts: int = 0
-
-    def share(self, of: float) -> float:
-        """Seconds within which so much of the looks was answered."""
-        return sorted(self.health)[min(len(self.health) - 1, int(of * len(self.health)))] if self.health else 0.0
+    texts: list[float] = field(default_factory=list)
 
     def growth(self) -> float:
         """Resident memory of the last quarter over the second one, less one."""
@@ -68,11 +71,10 @@ class Outcome:
     def report(self) -> dict[str, Any]:
         return {
             "answers": dict(sorted(self.answers.items())),
-            "texts": self.texts,
+            "texts": len(self.texts),
+            "text_ms": points(self.texts),
             "looks": len(self.health),
-            "health_ms": {
-                name: round(1000 * self.share(of), 1) for name, of in (("p50", 0.5), ("p99", 0.99), ("most", 1))
-            },
+            "health_ms": points(self.health),
             "resident_mib": [round(size / MIB) for size in (min(self.resident), max(self.resident))]
             if self.resident
             else [],
@@ -82,19 +84,40 @@ class Outcome:
         }
 
 
-def attack(place: Place, seconds: float, pid: int | None = None, seed: int = 0, more: bool = False) -> Outcome:
-    """All attacks at once for so long.
+@dataclass(frozen=True)
+class Means:
+    """What those who attack may take of the machine, which they would not share with a server elsewhere.
+
+    Attributes:
+        nice: of their process.
+        core: on which they run; None = on any.
+    """
+
+    nice: int = 10
+    core: int | None = None
+
+
+def attack(
+    place: Place,
+    seconds: float,
+    pid: int | None = None,
+    seed: int = 0,
+    names: Sequence[str] = tuple(ATTACKS),
+    means: Means | None = None,
+) -> Outcome:
+    """Attack at once in so many ways for so long.
 
     Args:
         place: where the server is.
         seconds: how long.
         pid: of the server, to look at its memory; None = it is elsewhere.
         seed: of what the attacks choose.
-        more: whether those of ``MORE`` attack, too.
+        names: of the attacks, from ``ALL``.
+        means: of those who attack.
     """
     context = multiprocessing.get_context("spawn")  # what it costs to attack must not slow those who look
     told, tells = context.Pipe(duplex=False)
-    enemies = context.Process(target=_attack, args=(place, seconds, seed, more, tells), daemon=True)
+    enemies = context.Process(target=_attack, args=(place, seconds, seed, names, means or Means(), tells), daemon=True)
     enemies.start()
     found, end = _told(told, WAIT), time.monotonic() + seconds  # they have begun
     while time.monotonic() < end:
@@ -136,9 +159,9 @@ def _looked(place: Place) -> int:
         asking.close()
 
 
-def _attack(place: Place, seconds: float, seed: int, more: bool, told: Any) -> None:
+def _attack(place: Place, seconds: float, seed: int, names: Sequence[str], means: Means, told: Any) -> None:
     """In a process of its own: all attacks, and two clients without harm."""
-    _give_way()
+    _give_way(means)
     found, stop, lock = Outcome(), threading.Event(), threading.Lock()
 
     def go_on(name: str, one: Attack, number: int) -> None:
@@ -159,16 +182,16 @@ def _attack(place: Place, seconds: float, seed: int, more: bool, told: Any) -> N
     def talk() -> None:
         while not stop.is_set():
             with suppress(httpx.HTTPError):
+                begun = time.perf_counter()
                 if (texts := _texts(place, found)) is None:
                     time.sleep(EVERY)
                     continue
-                found.texts += 1
+                found.texts.append(time.perf_counter() - begun)
                 if texts != right:
                     found.bad.append(f"another text: {texts}")
 
     threads = [
-        threading.Thread(target=go_on, args=(name, one, number), daemon=True)
-        for number, (name, one) in enumerate((ATTACKS | (MORE if more else {})).items())
+        threading.Thread(target=go_on, args=(name, ALL[name], number), daemon=True) for number, name in enumerate(names)
     ]
     threads += [threading.Thread(target=talk, daemon=True) for _ in range(2)]
     for thread in threads:
@@ -181,10 +204,12 @@ def _attack(place: Place, seconds: float, seed: int, more: bool, told: Any) -> N
     told.send(found)
 
 
-def _give_way() -> None:
+def _give_way(means: Means) -> None:
     """Leave the processors to the server: those who attack one have others."""
     if hasattr(os, "nice"):
-        os.nice(10)
+        os.nice(means.nice)
+    if means.core is not None:
+        os.sched_setaffinity(0, {means.core})
 
 
 def _texts(place: Place, found: Outcome) -> list[str] | None:

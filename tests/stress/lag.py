@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from edgespec.server import serving
+from tests.stress.hostile import points
 
 EVERY = 0.005  # seconds between two beats
 MARK = "loop: "
@@ -40,9 +41,7 @@ class Beats:
         """Milliseconds: how late, and what the loop computed between two beats."""
         found: dict[str, float] = {"beats": len(self.late)}
         for name, seconds in (("late", self.late), ("computed", self.computed)):
-            each = sorted(seconds) or [0.0]
-            for point, of in (("p50", 0.5), ("p99", 0.99), ("most", 1.0)):
-                found[f"{name}_{point}"] = round(1000 * each[min(len(each) - 1, int(of * len(each)))], 1)
+            found |= {f"{name}_{point}": ms for point, ms in points(seconds).items()}
         return found
 
 
