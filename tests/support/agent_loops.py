@@ -83,11 +83,22 @@ def openai_chat(url: str, model: str) -> str:
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", max_retries=0, timeout=SECONDS)
+    return chat(client.chat.completions.create, lambda message: message, model=model)
+
+
+def chat(complete: Callable[..., Any], kept: Callable[[Any], Any], **ask: Any) -> str:
+    """Run the loop of a client that completes chats -> what was said last.
+
+    Args:
+        complete: asks for a completion.
+        kept: makes what goes back of a message.
+        ask: its other arguments.
+    """
     messages: list[Any] = [{"role": "user", "content": ASK}]
     for _ in range(TURNS):
-        ask: Any = {"tools": WRAPPED, "max_tokens": MOST, "temperature": 0}
-        message = client.chat.completions.create(model=model, messages=messages, **ask).choices[0].message
-        messages.append(message)
+        answer = complete(messages=messages, tools=WRAPPED, max_tokens=MOST, temperature=0, **ask)
+        message = answer.choices[0].message
+        messages.append(kept(message))
         for call in message.tool_calls or ():
             result = run_tool(call.function.name, call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
@@ -137,17 +148,8 @@ def litellm_anthropic(url: str, model: str) -> str:
 def _litellm(model: str, base: str) -> str:
     import litellm
 
-    messages: list[Any] = [{"role": "user", "content": ASK}]
-    for _ in range(TURNS):
-        ask: Any = {"tools": WRAPPED, "max_tokens": MOST, "temperature": 0, "timeout": SECONDS, "num_retries": 0}
-        message = litellm.completion(model=model, api_base=base, messages=messages, **ask).choices[0].message
-        messages.append(message.model_dump())
-        for call in message.tool_calls or ():
-            result = run_tool(call.function.name, call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-        if not message.tool_calls:
-            break
-    return str(message.content)
+    where = {"model": model, "api_base": base, "timeout": SECONDS, "num_retries": 0}
+    return chat(litellm.completion, lambda message: message.model_dump(), **where)
 
 
 def langchain(url: str, model: str) -> str:

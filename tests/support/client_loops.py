@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Literal
 
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
@@ -29,17 +30,29 @@ Turns = list[Any]
 def openai_chat(url: str, model: str) -> Turns:
     import openai
 
-    client, found = openai.OpenAI(base_url=f"{url}/v1", max_retries=0), []
+    client = openai.OpenAI(base_url=f"{url}/v1", max_retries=0)
+    ask = {"model": model, "max_tokens": 32000, "extra_body": {"stop": ["\n"]}}
+    return chat(client.chat.completions.create, lambda message: message, **ask)
+
+
+def chat(complete: Callable[..., Any], kept: Callable[[Any], Any], **ask: Any) -> Turns:
+    """Run three turns of a client that completes chats.
+
+    Args:
+        complete: asks for a completion.
+        kept: makes what goes back of a message.
+        ask: its other arguments.
+    """
     messages: list[Any] = [{"role": "user", "content": ASK}]
+    found: Turns = []
     for forced in FORCED:
-        ask: Any = {"tools": [TOOL], "tool_choice": "required" if forced else "none", "max_tokens": 32000}
-        ask["extra_body"] = {"stop": ["\n"]}
-        message = client.chat.completions.create(model=model, messages=messages, **ask).choices[0].message
-        messages.append(message)
+        choice = "required" if forced else "none"
+        message = complete(messages=messages, tools=[TOOL], tool_choice=choice, **ask).choices[0].message
+        messages.append(kept(message))
         for call in message.tool_calls or ():
             found.append(json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": RESULT})
-    return [*found, message.content]
+    return [*found, message.content or ""]
 
 
 def openai_responses(url: str, model: str) -> Turns:
@@ -106,17 +119,8 @@ def litellm_anthropic(url: str, model: str) -> Turns:
 def _litellm(model: str, base: str) -> Turns:
     import litellm
 
-    messages: list[Any] = [{"role": "user", "content": ASK}]
-    found = []
-    for forced in FORCED:
-        choice = {"tool_choice": "required"} if forced else {"tool_choice": "none"}
-        ask: Any = {"tools": [TOOL], "max_tokens": 40, "temperature": 0, **choice}
-        message = litellm.completion(model=model, api_base=base, messages=messages, **ask).choices[0].message
-        messages.append(message.model_dump())
-        for call in message.tool_calls or ():
-            found.append(json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": RESULT})
-    return [*found, message.content or ""]
+    ask = {"model": model, "api_base": base, "max_tokens": 40, "temperature": 0}
+    return chat(litellm.completion, lambda message: message.model_dump(), **ask)
 
 
 def langchain(url: str, model: str) -> Turns:
