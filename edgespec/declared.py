@@ -37,9 +37,9 @@ class Range:
     choices: tuple[str, ...] = ()
 
 
-def whole(value: Any, least: int = 0, most: float = math.inf) -> bool:
+def whole(value: Any, least: float = 0, most: float = math.inf) -> bool:
     """Tell whether a value is a whole number in a range."""
-    return isinstance(value, int) and least <= value <= most
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def count(least: int = 0, most: int | None = None, words: str = "") -> Range:
@@ -52,6 +52,8 @@ def number(words: str, least: float = -math.inf, most: float = math.inf, above: 
     """Return the range of finite numbers from ``least`` to ``most``; ``above``: without ``least``."""
 
     def holds(value: Any) -> bool:
+        if isinstance(value, bool):
+            return False
         return math.isfinite(value) and least <= value <= most and not (above and value == least)
 
     lowest, highest = (bound if math.isfinite(bound) else None for bound in (least, most))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,32 @@ def test_a_result_prints_its_text_and_is_short_otherwise() -> None:
     assert len(repr(result)) < 200
 
 
+def test_what_an_engine_gives_says_how_it_stands(bundles: Callable[..., Path]) -> None:
+    with load(bundles("stock"), threads=1) as engine:
+        stream = engine.stream("The king", max_new_tokens=3)
+        assert repr(stream) == "<Stream, 0 tokens, running>"
+        for _ in stream:
+            pass
+        assert repr(stream) == "<Stream, 3 tokens, length>"
+        assert repr(engine).startswith("<Engine ")
+    assert "closed" in repr(engine)
+
+
 @pytest.mark.parametrize(
-    "given, meant", [("max_tokens", "max_new_tokens"), ("temprature", "temperature"), ("topk", "top_k")]
+    "given, meant",
+    [
+        ("max_tokens", "'max_new_tokens'"),
+        ("temprature", "'temperature'"),
+        ("topk", "'top_k'"),
+        ("json_schema", "grammar=Grammar.json_schema(...)"),
+        ("regex", "grammar=Grammar.regex(...)"),
+        ("stream", "engine.stream(...)"),
+    ],
 )
-def test_a_setting_that_is_misspelt_is_suggested(given: str, meant: str) -> None:
-    with pytest.raises(InvalidRequest, match=rf"unknown setting '{given}'\nhint: did you mean '{meant}'\?$"):
+def test_a_setting_that_is_misspelt_or_called_otherwise_is_suggested(given: str, meant: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
         Settings().changed(**{given: 1})
+    assert str(caught.value) == f"unknown setting '{given}'\nhint: did you mean {meant}?"
 
 
 def test_a_name_like_no_other_gets_all_names(tmp_path: Path) -> None:

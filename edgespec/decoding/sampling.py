@@ -106,7 +106,7 @@ class SamplingParams:
         shown="none",
     )
     seed: int | None = setting(
-        None, Range("an integer", lambda value: isinstance(value, int), int),
+        None, Range("an integer", lambda value: whole(value, -math.inf), int),
         "the same seed gives the same text",
         option="--seed", shown="none",
     )  # fmt: skip

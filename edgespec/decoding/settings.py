@@ -121,6 +121,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
+ELSEWHERE = {  # what other libraries have a setting for
+    "json_schema": "grammar=Grammar.json_schema(...)",
+    "regex": "grammar=Grammar.regex(...)",
+    "lark": "grammar=Grammar.lark(...)",
+    "stream": "engine.stream(...)",
+    "n": "engine.generate_batch(...)",
+}
 _TOKENS = Range("text, token ids", lambda value: isinstance(value, (str, tuple)))
 
 
@@ -391,4 +398,7 @@ class Settings:
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.
         """
+        for name, meant in ELSEWHERE.items():
+            if name in changes:
+                raise InvalidRequest(f"unknown setting {name!r}", f"did you mean {meant}?")
         return copy_with(self, "setting", changes)

@@ -54,6 +54,9 @@ class Conversation:
         self.left_out, self._context = 0, context
         self._prompt: list[int] = []
 
+    def __repr__(self) -> str:
+        return f"<Conversation, {len(self.messages)} messages>"
+
     def ask(self, content: Any = None, **changes: Unpack[SettingsChanges]) -> Result:
         """Ask a question, and keep the answer.
 

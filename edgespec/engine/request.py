@@ -251,6 +251,9 @@ class Stream:
             self._chunks.close()
         self._release()  # a stream that was never read
 
+    def __repr__(self) -> str:
+        return f"<Stream, {len(self._tokens)} tokens, {self._finish or 'running'}>"
+
     @property
     def tokens(self) -> list[int]:
         """Prompt and new tokens so far."""
