@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from edgespec.errors import BudgetError, ContextFull, EdgespecError, InvalidRequest
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
     from starlette.responses import JSONResponse
 
 
@@ -46,7 +47,8 @@ ANTHROPIC = {
     503: "overloaded_error",
 }
 NO_THREAD = "thread_not_found"  # code of an error behind which Anthropic's clients send all messages
-_TYPES = ("str", "int", "list", "dict")  # which pydantic names among the fields, where one may have several
+# kinds that pydantic names among the fields, where one may have several
+_TYPES = ("str", "int", "list", "dict", "SomeTools", "NamedTool")
 
 
 class Failure(EdgespecError):
@@ -97,10 +99,22 @@ def failure(error: Exception) -> Failure:
     return Failure(message, status, kind, code="context_length_exceeded" if isinstance(error, ContextFull) else None)
 
 
+def _nearness(error: ErrorDetails) -> tuple[bool, int, int]:
+    """Rank the error of one of the kinds that a field may have: that of the nearest kind is the one to report.
+
+    A value out of the bounds of its kind is nearest, then the error deepest within it, then that of its latest item.
+    """
+    kind, where = error["type"], error["loc"]
+    other = kind.endswith("_type") or kind in ("literal_error", "missing", "none_required")
+    return not other, len(where), max((part for part in where if isinstance(part, int)), default=0)
+
+
 def misread(error: ValidationError) -> Failure:
     """Say which field of a request has no such value."""
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max(wrong, key=lambda one: len(one["loc"]))  # of several kinds a field may have: what is nearest
+    others = {one["loc"][:-1] for one in wrong if one["type"] == "literal_error" and one["loc"][-1] == "type"}
+    own = [one for one in wrong if not any(one["loc"][: len(place)] == place for place in others)]
+    first = max(own or wrong, key=_nearness)
     parts = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part not in _TYPES)]
     where = ".".join(str(part)[:80] for part in parts[:8])
     return Failure(f"{where or 'request'}: {first['msg'][:1000]}", param=where or None)

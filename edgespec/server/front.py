@@ -1,9 +1,9 @@
 """The process that accepts connections: it answers /health, and hands all others over to the server in fair turns.
 
 A server under attack takes hundreds of connections at once, each of which costs its event loop about a millisecond.
-Here each costs some microseconds.  So whoever asks for /health waits for no other client, and of those whose
-connections wait for the server, each client has its turn.  A request for /health is answered here only if it is a
-plain one, and if the server's event loop was alive a moment ago.  Everything else is the server's to answer or refuse.
+Here each costs some microseconds.  So a request for /health waits for no other client, and clients whose connections
+wait for the server take turns.  A request for /health is answered here only if it is a plain one, and if the server's
+event loop was alive a moment ago.  Everything else is the server's to answer or refuse.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Front:
 
     Args:
         listener: that accepts.
-        hosts: names of the server, beside its addresses.
+        hosts: names of the server, in addition to its addresses.
         log: whether requests are logged on stderr.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Acceptor:
         listener: that accepts.
         channel: takes what is handed over, and ends with the server.
         state: what the server says of itself, as ``STATE``.
-        hosts: as of ``known``.
+        hosts: names of the server, as ``known`` takes them.
         log: takes a line of each request that is answered here.
     """
 
@@ -124,7 +124,7 @@ class _Acceptor:
         self._full = False  # whether the channel takes no more
 
     def run(self) -> None:
-        """Go on until the server ends."""
+        """Serve until the server ends."""
         while True:
             first = next(iter(self._silent.values()), None)
             for key, ready in self._selector.select(
@@ -159,7 +159,7 @@ class _Acceptor:
             self._look(sock)
 
     def _look(self, sock: socket.socket) -> None:
-        """See what a client wants, without taking it from whoever answers."""
+        """See what a client wants, and leave it unread for the server."""
         try:
             said = sock.recv(HEAD, socket.MSG_PEEK)
         except BlockingIOError:
@@ -206,7 +206,7 @@ class _Acceptor:
         self._selector.unregister(sock)
 
     def _line_up(self, sock: socket.socket) -> None:
-        """Let a connection wait for its client's turn; where too many wait, the last of whoever has most is closed."""
+        """Let a connection wait for its client's turn; where too many wait, the client with most loses its last."""
         self._forget(sock)
         try:
             client = client_of(sock.getpeername()[0])
@@ -230,7 +230,7 @@ class _Acceptor:
             waiting.popleft().close()
             del self._turns[client]
             if waiting:
-                self._turns[client] = waiting  # behind the others
+                self._turns[client] = waiting  # after the others
         self._wait_for_room(False)
 
     def _wait_for_room(self, full: bool) -> None:
@@ -259,7 +259,7 @@ def main(told: str) -> None:
 
 
 def _log(text: str) -> None:
-    """Write a line on stderr, unless whoever reads it is behind."""
+    """Write a line on stderr, unless its reader is slow."""
     if select.select([], [2], [], 0)[1]:
         with suppress(OSError):
             os.write(2, f"{text}\n".encode())

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from edgespec.engine.result import Chunk
@@ -27,6 +27,7 @@ from edgespec.server.requests import (
     OpaqueObject,
     SamplingFields,
     Stop,
+    some,
 )
 from edgespec.server.writer import Body, Writer, as_json, sse
 
@@ -53,7 +54,7 @@ class MessagesRequest(SamplingFields):
     max_tokens: Annotated[Most, Field(ge=1)]
     system: Blocks | None = None
     top_k: Count | None = None
-    stop_sequences: Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop_sequences: Annotated[list[Stop], Field(max_length=MOST_STOPS), BeforeValidator(some)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
@@ -123,12 +124,27 @@ def _kind(block: Any) -> Any:
 
 def _text(content: Any) -> Any:
     """Join blocks, if all of them are text; of others, ``said`` of a chat tells what is wrong with them."""
-    blocks = parts(content, "image", _picture)
+    blocks = [_readable(one) for one in parts(content, "image", _picture)] if isinstance(content, list) else content
     if isinstance(blocks, list) and all(_kind(one) == "text" for one in blocks):
         texts = [one.get("text") or "" for one in blocks]
         if all(isinstance(text, str) for text in texts):
             return "\n\n".join(text for text in texts if text)
     return blocks
+
+
+def _readable(block: Any) -> Any:
+    """Write a document of text, or what a search found, as a text; any other block is as it is."""
+    kind = _kind(block)
+    source = {"type": "content", "content": block.get("content")} if kind == "search_result" else None
+    source = block.get("source") if kind == "document" else source
+    if not isinstance(source, dict):
+        return block
+    text = source.get("data") if source.get("type") == "text" else None
+    text = _text(as_parts(source.get("content"))) if source.get("type") == "content" else text
+    texts = [block.get("title"), block.get("context"), text]
+    if not isinstance(text, str):
+        return block
+    return {"type": "text", "text": "\n".join(one for one in texts if isinstance(one, str) and one)}
 
 
 def _picture(block: dict[str, Any]) -> dict[str, Any]:

@@ -118,8 +118,8 @@ class Opener:
         made: list[dict[str, Any]] = []
         for one in content:
             kind = one.get("type") if isinstance(one, dict) else None
-            if kind in TEXTS and isinstance(one.get("text"), str):
-                made.append({"type": "text", "text": one["text"]})
+            if kind in TEXTS and isinstance(text := one.get("text") or "", str):
+                made.append({"type": "text", "text": text})
             elif kind == self.kind == "image_url":
                 made.append({"type": "image", "image": self._opened(one.get("image_url"))})
             elif kind == self.kind:

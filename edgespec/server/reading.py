@@ -34,6 +34,7 @@ from edgespec.runtimes.text.apart import limit_request
 from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
+from edgespec.runtimes.text.schemas import parameters
 from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind, fields_of
 from edgespec.server.audio import TASKS, read_form
@@ -227,7 +228,10 @@ class Reader:
         settings = settings_of(known.sampling, changes, biases, grammar)
         for prompt in prompts:
             check_prompt(prompt, settings.sampling, known.vocab, known.most + 1 if known.most else known.context)
-        large = grammar is not None and _tried(tokens, grammar)
+        try:
+            large = grammar is not None and _tried(tokens, grammar)
+        except InvalidRequest as error:
+            raise _of_a_tool(tokens, asked) or error from error
         tokenized = [array("i", prompt) for prompt in prompts]
         if predicted := changes.pop("prediction", None):
             tokenized.append(_predicted(tokens, predicted))
@@ -295,6 +299,20 @@ def _tried(tokens: ModelTokens, grammar: Grammar) -> bool:
         raise InvalidRequest(
             "this server cannot follow grammars: llguidance is not installed", install_hint("guidance")
         ) from error
+
+
+def _of_a_tool(tokens: ModelTokens, asked: CompletionBase) -> InvalidRequest | None:
+    """Name the tool whose parameters cannot be kept where a call is forced, and not the grammar made of all tools."""
+    if not isinstance(asked, ChatRequest) or not asked.forces_call:
+        return None
+    for tool in asked.offered or ():
+        name = tool["function"]["name"]
+        try:
+            tokens.guidance.try_out(Grammar.json_schema(parameters(tool["function"].get("parameters"), name)))
+        except InvalidRequest as error:
+            why = error.message.removeprefix("json_schema: ")
+            return InvalidRequest(f"the parameters of tool {name!r}: {why}", error.hint)
+    return InvalidRequest("the calls of these tools cannot be followed: expected fewer or simpler ones")
 
 
 def no_model(name: str, models: Iterable[str]) -> Failure:

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 
 from edgespec.declared import Range, declared
 from edgespec.decoding.sampling import SamplingParams
@@ -30,11 +39,19 @@ NO_TOOLS = "this server runs no tools itself"
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP)]
-Count = Annotated[int, Field(ge=0, le=WHOLE)]
-Most = Annotated[int, Field(ge=0, le=SEED)]  # tokens; clients write any large number for as many as there are
+
+
+def _number(given: Any) -> Any:
+    """Read 5.0 as 5: JSON has one kind of numbers, and some clients write all of them so."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+Whole = Annotated[int, BeforeValidator(_number)]
+Count = Annotated[Whole, Field(ge=0, le=WHOLE)]
+Most = Annotated[Whole, Field(ge=0, le=SEED)]  # tokens; clients write any large number for as many as there are
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Likeliest = Annotated[int, Field(ge=0, le=MOST_LIKELIEST)]
+Likeliest = Annotated[Whole, Field(ge=0, le=MOST_LIKELIEST)]
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
 Ids = Annotated[list[Count], Field(min_length=1)]
@@ -49,10 +66,15 @@ THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
 
 
 class StrictModel(BaseModel):
-    """An object whose fields are all known, and of their own types."""
+    """An object whose fields are all known, and of their own types; one that is null is not there."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     ignored: ClassVar[Sequence[str]] = ()  # fields of a request that change nothing of an answer
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class OpaqueObject(StrictModel):
@@ -90,7 +112,7 @@ def _field(values: Range) -> Any:
     if values.choices:
         return Literal[values.choices]
     if values.kind is int:
-        return Annotated[int, Field(ge=values.least, le=WHOLE if values.most is None else values.most)]
+        return Annotated[Whole, Field(ge=values.least, le=WHOLE if values.most is None else values.most)]
     if values.kind is float:
         return Annotated[float, Field(ge=values.least, le=values.most, allow_inf_nan=False)]
     return bool if values.kind is bool else Name
@@ -109,6 +131,14 @@ else:
         **{name: (_field(found.values) | None, Field(None, description=found.help))
            for name, found in OWN_SETTINGS.items()},
     )  # fmt: skip
+
+
+def some(stops: Any) -> Any:
+    """Leave out strings of no characters, which stop nothing."""
+    return [one for one in stops if one != ""] if isinstance(stops, list) else stops or None
+
+
+Stops = Annotated[Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None, BeforeValidator(some)]
 
 
 class SamplingFields(StrictModel):
@@ -133,10 +163,10 @@ class CompletionBase(SamplingFields):
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
         "verbosity", "cache_prompt", "usage",
     )  # fmt: skip
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    seed: Annotated[int, Field(ge=-SEED, le=SEED)] | None = None
+    stop: Stops = None
+    seed: Annotated[Whole, Field(ge=-SEED, le=SEED)] | None = None
     logit_bias: Annotated[dict[Token, Bias], Field(max_length=MOST_BIASES)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -293,6 +323,13 @@ class NamedTool(OpaqueObject):
     type: Literal["function"] = "function"
     function: FunctionName
 
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        """Read a tool in the words of responses, which have its name next to its type."""
+        flat = isinstance(given, dict) and given.get("function") is None and given.get("name") is not None
+        return {"type": given.get("type"), "function": {"name": given["name"]}} if flat else given
+
 
 class AllowedTools(OpaqueObject):
     """Which of the tools may be called."""
@@ -306,6 +343,13 @@ class SomeTools(OpaqueObject):
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
+
+
+def _chosen(choice: Any) -> Any:
+    """Write a choice among all tools as chats have it; some clients give an object, or Mistral's word."""
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    words = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+    return words.get(kind, choice) if isinstance(kind, str) else choice
 
 
 class Prediction(OpaqueObject):
@@ -330,7 +374,9 @@ class ChatRequest(CompletionBase):
     logprobs: bool | None = None
     top_logprobs: Likeliest | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | SomeTools | NamedTool | None = None
+    tool_choice: Annotated[
+        Literal["auto", "none", "required"] | SomeTools | NamedTool | None, BeforeValidator(_chosen)
+    ] = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # whatever else the model's template knows
     # how much the model thinks first, where its template knows of it; none: not at all

@@ -49,13 +49,13 @@ class ResponsesRequest(SamplingFields):
     store: bool | None = None
     max_output_tokens: Most | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     stream_options: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MOST_METADATA)] | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # a conversation that is too long is refused in both
     background: Literal[False] | None = None
 
     def asked(self, earlier: bytes = b"") -> ChatRequest:
@@ -119,18 +119,14 @@ class ResponsesRequest(SamplingFields):
 
 def _choice(choice: Any) -> Any:
     """Write a choice of tools as chats have it."""
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") != "allowed_tools":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    tools = choice.get("tools")
-    allowed = [_choice(one) for one in tools] if isinstance(tools, list) else tools
-    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return choice  # a chat also takes it in these words
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": choice.get("tools")}}
 
 
 def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
     """Add an item to the messages of a chat; what the model said, thought and called in one turn is one message."""
-    kind = item.get("type", "message")
+    kind = item.get("type") or "message"
     turn = made[-1] if made and made[-1]["role"] == "assistant" else None
     if kind == "message":
         role = str(item.get("role"))

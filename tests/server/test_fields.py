@@ -7,18 +7,23 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.apis import APIS, Kind, fields_of
-from edgespec.server.errors import Failure
+from edgespec.server.errors import Failure, misread
 from edgespec.server.messages import MessagesRequest
 from edgespec.server.readers import Readers
-from edgespec.server.requests import ChatRequest, CompletionRequest
+from edgespec.server.requests import ChatRequest, CompletionRequest, NamedTool
 from edgespec.server.responses import ResponsesRequest
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 MESSAGE = CHAT | {"max_tokens": 9}
 RESPONSE = {"model": "m", "input": "x"}
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,7 @@ RESPONSE = {"model": "m", "input": "x"}
         ("message", MESSAGE, {"thread": {"type": "create"}, "container": None, "mcp_servers": []}),
         ("message", MESSAGE, {"seed": None, "betas": ["x"], "future": 1}),
         ("response", RESPONSE, {"conversation": None, "prompt": None, "future": True, "top_logprobs": None}),
-        ("response", RESPONSE, {"top_logprobs": 0}),
+        ("response", RESPONSE, {"top_logprobs": 0, "truncation": "auto", "background": False}),
         ("completion", {"model": "m", "prompt": "x"}, {"best_of": 1, "suffix": None, "echo": False, "future": 1}),
         ("embedding", {"model": "m", "input": "x"}, {"future": 1, "dimensions": None}),
     ],
@@ -101,8 +106,95 @@ def test_no_tokens_are_refused() -> None:
         CompletionRequest.model_validate({"model": "m", "prompt": "x", "max_tokens": 0}).changes(100, 50)
 
 
-def function(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
+@pytest.mark.parametrize(
+    "kind, sent",
+    [
+        ("chat", {"stream": True, "stream_options": {"include_usage": None}}),
+        ("chat", {"edgespec": {"show_drafts": None, "reasoning": None, "regex": None}}),
+        ("chat", {"tools": [function("a") | {"type": None}], "tool_choice": function("a") | {"type": None}}),
+        ("chat", {"tools": [{"function": {"name": "a", "parameters": None, "description": None, "strict": None}}]}),
+        ("chat", {"prediction": {"type": None, "content": "x"}}),
+        ("message", {"messages": [{"role": "user", "content": None, "id": None}]}),
+        ("response", {"input": [{"type": None, "role": "user", "content": "x", "status": None, "id": None}]}),
+    ],
+)
+def test_a_null_within_an_object_is_not_there(kind: Kind, sent: dict[str, Any]) -> None:
+    of: dict[str, dict[str, Any]] = {"chat": CHAT, "message": MESSAGE, "response": RESPONSE}
+    asked: Any = APIS[kind].request.model_validate(of[kind] | sent)
+    assert asked.asked().messages
+
+
+@pytest.mark.parametrize(
+    "sent, expected", [("", []), ([""], []), (["", "x"], ["x"]), ([], []), ("x", ["x"]), (None, [])]
+)
+def test_a_stop_of_no_characters_stops_nothing(sent: Any, expected: list[str]) -> None:
+    assert ChatRequest.model_validate(CHAT | {"stop": sent}).changes(9, 9)["stop"] == expected
+    if isinstance(sent, list):
+        assert (
+            MessagesRequest.model_validate(MESSAGE | {"stop_sequences": sent}).asked().changes(9, 9)["stop"] == expected
+        )
+
+
+@pytest.mark.parametrize(
+    "given, forced, named",
+    [
+        ("auto", False, None),
+        ({"type": "auto"}, False, None),
+        ({"type": "none"}, False, None),
+        ({"type": "required"}, True, None),
+        ("any", True, None),
+        ({"type": "any"}, True, None),
+        (function("b"), True, "b"),
+        ({"type": "function", "name": "b"}, True, "b"),
+    ],
+)
+def test_a_choice_of_tools_in_the_words_of_any_client(given: Any, forced: bool, named: str | None) -> None:
+    chat = ChatRequest.model_validate(CHAT | {"tools": [function("a"), function("b")], "tool_choice": given})
+    flat = [{"type": "function", "name": name} for name in "ab"]
+    response = ResponsesRequest.model_validate(RESPONSE | {"tools": flat, "tool_choice": given}).asked()
+    for asked in (chat, response):
+        assert asked.forces_call is forced
+        assert (asked.tool_choice.function.name if isinstance(asked.tool_choice, NamedTool) else None) == named
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n", "seed", "top_k"])
+def test_a_whole_number_may_have_a_point(name: str) -> None:
+    """JSON has one kind of numbers, and some languages write 5 as 5.0."""
+    asked = ChatRequest.model_validate(CHAT | {name: 5.0})
+    assert (getattr(asked, name), type(getattr(asked, name))) == (5, int)
+    for wrong in (5.5, True, "5", float("inf"), float("nan")):
+        with pytest.raises(ValidationError):
+            ChatRequest.model_validate(CHAT | {name: wrong})
+
+
+@pytest.mark.parametrize(
+    "kind, sent, message",
+    [
+        ("response", {"input": []}, "input: List should have at least 1 item"),
+        ("response", {"input": 5}, "input: Input should be a valid string"),
+        ("completion", {"prompt": []}, "prompt: List should have at least 1 item"),
+        ("completion", {"prompt": [[]]}, "prompt.0: List should have at least 1 item"),
+        ("completion", {"prompt": ["a", 5]}, "prompt.1: Input should be a valid string"),
+        ("completion", {"prompt": [1, "a"]}, "prompt.1: Input should be a valid integer"),
+        ("completion", {"prompt": [1, -1]}, "prompt.1: Input should be greater than or equal to 0"),
+        ("completion", {"prompt": ["a"] * 300}, "prompt: List should have at most 32 items"),
+        ("embedding", {"input": ["a"] * 3000}, "input: List should have at most "),
+        ("chat", {"messages": [{}], "stop": ["x" * 1000]}, "stop.0: String should have at most 256 characters"),
+        ("chat", {"messages": [{}], "stop": 5}, "stop: Input should be a valid string"),
+        ("chat", {"messages": [{}], "tool_choice": {"type": "function"}}, "tool_choice.function: Field required"),
+        ("chat", {"messages": "x"}, "messages: Input should be a valid list"),
+    ],
+)
+def test_the_nearest_of_several_kinds_is_told(kind: Kind, sent: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        APIS[kind].request.model_validate({"model": "m"} | sent)
+    assert misread(caught.value).message.startswith(message)
+
+
+@pytest.mark.parametrize("given", ["some", {"type": "web_search"}, {"type": "function"}, {"name": 5}, 5])
+def test_a_choice_of_tools_that_is_none(given: Any) -> None:
+    with pytest.raises(ValidationError):
+        ChatRequest.model_validate(CHAT | {"tools": [function("a")], "tool_choice": given})
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

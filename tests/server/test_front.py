@@ -27,7 +27,7 @@ SECONDS = 60
 
 
 class Place:
-    """A process that accepts, whose server takes nothing unless it is told to."""
+    """A process that accepts, whose server takes nothing until ``take``."""
 
     def __init__(self) -> None:
         self.listener = listen("127.0.0.1", 0)
@@ -44,7 +44,7 @@ class Place:
         return made
 
     def take(self, count: int) -> list[socket.socket]:
-        """Take so many connections."""
+        """Take ``count`` connections."""
         found: list[socket.socket] = []
         while len(found) < count:
             assert select.select([self.front.channel], [], [], SECONDS)[0], f"{len(found)} of {count} came"
@@ -153,7 +153,7 @@ def test_clients_take_turns(place: Place) -> None:
         answer(place.connect(ASK))  # all of them have been accepted
         taken = [stack.enter_context(one) for one in place.take(201)]
         order = [one.getpeername()[0] for one in taken]
-    assert order.index("127.0.0.2") < 20  # behind those that were under way
+    assert order.index("127.0.0.2") < 20  # after those that were under way
 
 
 @linux

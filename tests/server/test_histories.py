@@ -75,6 +75,36 @@ def test_a_refusal_and_nulls_in_other_apis(codec: TextCodec) -> None:
     assert text(codec, "message", messages=turns) == "<user>x<assistant>[f {}]<tool><assistant>"
 
 
+DOCUMENTS = [
+    ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Once."}}, "Once."),
+    (
+        {
+            "type": "document",
+            "title": "A tale",
+            "context": None,
+            "citations": {"enabled": True},
+            "source": {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        },
+        "A tale\na\n\nb",
+    ),
+    ({"type": "document", "source": {"type": "content", "content": "Once."}, "title": ""}, "Once."),
+    (
+        {"type": "search_result", "source": "u", "title": "A page", "content": [{"type": "text", "text": "a"}]},
+        "A page\na",
+    ),
+]
+
+
+@pytest.mark.parametrize("block, expected", DOCUMENTS)
+def test_a_document_of_text_is_text(codec: TextCodec, block: dict[str, Any], expected: str) -> None:
+    """What the user gives, and what a tool does."""
+    given = {"role": "user", "content": [block, {"type": "text", "text": "Why?"}]}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+    gave = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [block]}]}
+    written = text(codec, "message", messages=[given, call, gave])
+    assert written == f"<user>{expected}\n\nWhy?<assistant>[f {{}}]<tool>{expected}"
+
+
 BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
 URL = f"data:image/png;base64,{PIXEL}"
 PICTURES: list[tuple[Kind, dict[str, Any]]] = [
@@ -92,7 +122,17 @@ PICTURES: list[tuple[Kind, dict[str, Any]]] = [
         {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url", "image_url": {"url": URL}}]}]}),
     ("chat", {"messages": [{"role": "user", "content": 5}]}),
     ("chat", {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}),
-    ("message", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}),
+    *(
+        ("message", {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]})
+        for source in (
+            {},
+            None,
+            {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="},
+            {"type": "url", "url": "https://example.org/a.pdf"},
+            {"type": "text", "data": None},
+            {"type": "content", "content": [BLOCK]},
+        )
+    ),
     ("message", {"messages": [{"role": "user", "content": ["no block"]}]}),
     ("message", {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [[]]}]}),
     ("message", {"messages": [{"role": "user", "content": "x"}], "system": [5]}),

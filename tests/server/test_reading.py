@@ -71,6 +71,30 @@ def deep(levels: int) -> Any:
 
 
 @pytest.mark.parametrize(
+    "parameters",
+    [
+        {"const": 5},
+        {"enum": [5]},
+        {"properties": {"a": {"type": "string", "minLength": 5, "maxLength": 2}}, "required": ["a"]},
+        {"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}, "required": ["a"]},
+        {"properties": {"a": {"$ref": "#/nowhere"}}},
+        {"properties": {"a": {"not": {}}}},
+    ],
+)
+def test_a_tool_whose_arguments_cannot_be_written_is_named(reader: Reader, parameters: dict[str, Any]) -> None:
+    """And nothing is shown of the grammar that is made of all tools."""
+    pytest.importorskip("llguidance")
+    reader._tokens("demo").codec.templates.setdefault("default", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    tools = [{"type": "function", "function": {"name": name}} for name in ("fine", "odd")]
+    tools[1]["function"]["parameters"] = parameters  # type: ignore[index]
+    with pytest.raises(InvalidRequest) as caught:
+        reader.read("chat", json.dumps(CHAT | {"tools": tools, "tool_choice": "required"}).encode())
+    assert caught.value.message.startswith("the parameters of tool 'odd'")
+    for inner in ("rule", "lark", "guidance", "%json"):
+        assert inner not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"prompt": ["x"] * (MOST_PROMPTS + 1)},
