@@ -22,7 +22,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import resolve
 from tests.server.conftest import TEMPLATE
-from tests.server.page.conftest import ask, serving, short
+from tests.server.page.conftest import always_guess, ask, serving, short
 
 MODEL, DRAFT = "builtin:shakespeare", "builtin:shakespeare-draft"
 QUESTION = "Good night, good night! Parting is such sweet sorrow."
@@ -51,6 +51,7 @@ def bundle(folder: Path) -> Path:
 def draw(page: Any) -> bytes:
     """Talk, with guesses shown -> the picture as a PNG of few colours."""
     narrow = page.viewport_size["width"] < 700
+    always_guess(page)
     short(page, 28 if narrow else 52)
     page.check("#show-drafts")
     page.select_option("#method", "speculative")

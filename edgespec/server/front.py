@@ -247,15 +247,11 @@ def main(told: str) -> None:
             to log.
     """
     listener, channel, state, hosts, log = json.loads(told)
-    socks = [socket.socket(fileno=number) for number in (listener, channel)]
-    for one in socks:
+    accepts, ours = (socket.socket(fileno=number) for number in (listener, channel))
+    for one in (accepts, ours):
         one.setblocking(False)
-    _Acceptor(
-        *socks,
-        mmap.mmap(state, mmap.PAGESIZE, access=mmap.ACCESS_READ),
-        hosts,
-        _log if log else lambda _: None,
-    ).run()
+    memory = mmap.mmap(state, mmap.PAGESIZE, access=mmap.ACCESS_READ)
+    _Acceptor(accepts, ours, memory, hosts, _log if log else lambda _: None).run()
 
 
 def _log(text: str) -> None:

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.server.conftest import Served, with_template
-from tests.server.page.conftest import Visit, ask, serving, short, until
+from tests.server.page.conftest import Visit, always_guess, ask, serving, short, until
 from tests.server.page.test_reach import carry
 from tests.server.test_tools import THINKS
 
@@ -275,6 +275,7 @@ def test_pickers_are_what_is_asked_for(visit: Visit, server: Served) -> None:
 
 def test_guesses_are_shown_and_are_the_same_text(visit: Visit, server: Served) -> None:
     page = visit(server, **WIDE)
+    always_guess(page)
     short(page, 80)
     page.select_option("#method", "speculative")
     ask(page, QUESTION)
