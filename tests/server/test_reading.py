@@ -108,7 +108,6 @@ def test_a_tool_whose_arguments_cannot_be_written_is_named(reader: Reader, param
         {"n": "2"},
         {"stop": ["x"] * (MOST_STOPS + 1)},
         {"stop": "x" * (MOST_STOP + 1)},
-        {"stop": ""},
         {"logit_bias": {str(number): 1.0 for number in range(MOST_BIASES + 1)}},
         {"logit_bias": {"5": -101}},
         {"logit_bias": {"x": 1}},
