@@ -196,6 +196,7 @@ def extension(choices: Sequence[Choice]) -> list[dict[str, Any]]:
             "timed_out": choice.timed_out,
             **{name: getattr(result.stats, name) for name in ("rounds", "drafted", "accepted")},
             "tokens_per_round": round(len(result.tokens) / max(1, result.stats.rounds), 3),
+            "tokens_per_second": round(result.stats.tokens_per_second, 1),
         }
         for choice in choices
         if (result := choice.result)

@@ -161,7 +161,7 @@ def _const(value: str | bool) -> Shape:
 _HOW = _object(
     method_requested=_or_null(TEXT),
     exact=_or_null(FLAG),
-    tokens_per_round=NUMBER,
+    **_each(NUMBER, "tokens_per_round", "tokens_per_second"),
     details=_list(TEXT),
     **_each(TEXT, "method_used", "reason", "finish"),
     **_each(FLAG, "lossless", "timed_out"),

@@ -50,6 +50,12 @@ def test_a_request_of_the_page(client: TestClient, path: str, body: dict[str, An
         assert answer.status_code == 200, answer.text
         shown = [other for place, other in examples() if place == path and "id" in other]
         assert all(other.keys() <= answer.json().keys() for other in shown)
+        assert all(other["edgespec"][0].keys() == answer.json()["edgespec"][0].keys() for other in shown if own(other))
+
+
+def own(answer: dict[str, Any]) -> bool:
+    """Tell whether an example shows how its choices were decoded."""
+    return bool(answer.get("edgespec"))
 
 
 def test_the_page_has_every_path(client: TestClient) -> None:

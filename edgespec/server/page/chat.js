@@ -157,6 +157,8 @@ export class Chat {
         for (const kind of ["accepted", "refused", "own"]) grow(message.pieces, kind, own.texts[kind]);
       } else if (own) {
         message.how = own;
+        meter.end(own);
+        message.figures = meter.counted;
       }
       if (choice.finish_reason) message.finish = own?.timed_out ? "timed_out" : own?.finish ?? choice.finish_reason;
       this.on.grown(message);

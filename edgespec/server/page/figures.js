@@ -1,5 +1,7 @@
 // What was counted while a text came, and how that is said.
 
+const LEAST = 0.2; // seconds of a text before a rate is guessed from when its pieces came: several may come at once
+
 export class Meter {
   tokens = 0;
   rounds = 0;
@@ -7,6 +9,7 @@ export class Meter {
   accepted = 0;
   #first = null; // [time, tokens] when the first of them were here: reading the prompt is not counted
   #last = 0;
+  #rate = null; // as the server measured it
 
   // `before`: what was counted of an answer that goes on.
   constructor(before) {
@@ -23,11 +26,16 @@ export class Meter {
     this.#last = now;
   }
 
+  // Takes the rate that the server measured, once an answer has ended.
+  end(how) {
+    this.#rate = how.tokens_per_second || null;
+  }
+
   get counted() {
     const { tokens, rounds, drafted, accepted } = this;
     const seconds = this.#first ? (this.#last - this.#first[0]) / 1000 : 0;
-    const rate = seconds > 0 ? (tokens - this.#first[1]) / seconds : null;
-    return { tokens, rounds, drafted, accepted, rate };
+    const seen = seconds > LEAST ? (tokens - this.#first[1]) / seconds : null;
+    return { tokens, rounds, drafted, accepted, rate: this.#rate ?? seen };
   }
 }
 

@@ -58,8 +58,8 @@ const ELEMENTS = {
   thead_open: () => el("thead"),
   tbody_open: () => el("tbody"),
   tr_open: () => el("tr"),
-  th_open: () => el("th", { dir: "auto" }),
-  td_open: () => el("td", { dir: "auto" }),
+  th_open: (token) => el("th", { dir: "auto", ...aligned(token) }),
+  td_open: (token) => el("td", { dir: "auto", ...aligned(token) }),
   em_open: () => el("em"),
   strong_open: () => el("strong"),
   s_open: () => el("s"),
@@ -98,6 +98,12 @@ function labelOf(tokens, at) {
     label += tokens[next].type.endsWith("break") ? "\n" : tokens[next].content;
   }
   return label.replace(BIDI, "");
+}
+
+// The parser says how a cell is aligned in a style, which the page's policy does not let in.
+function aligned(token) {
+  const side = /:(right|center)$/.exec(token.attrGet("style") ?? "");
+  return side ? { class: side[1] } : {};
 }
 
 function scrolled(table) {

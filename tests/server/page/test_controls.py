@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -11,7 +12,7 @@ import pytest
 
 from tests.server.conftest import Served, with_template
 from tests.server.page.conftest import Visit, always_guess, ask, serving, short, until
-from tests.server.page.test_reach import carry
+from tests.server.page.test_reach import PHONE, carry
 from tests.server.test_tools import THINKS
 
 pytestmark = pytest.mark.nightly
@@ -231,6 +232,33 @@ def test_code_is_colored_and_copied(visit: Visit, server: Served, tmp_path: Path
     assert page.evaluate("navigator.clipboard.readText()") == code
     assert page.locator(".message.assistant pre code").last.text_content() == "1 < 2"
     assert page.locator(".code .hint").all_text_contents() == ["python", "nonsense"]
+
+
+def test_the_rate_is_the_servers_though_all_pieces_come_at_once(visit: Visit, server: Served) -> None:
+    page = visit(server, **WIDE)
+    short(page)
+
+    def whole(route: Any) -> None:
+        response = route.fetch()
+        text = re.sub(r'"tokens_per_second": ?[0-9.]+', '"tokens_per_second": 12.3', response.text())
+        route.fulfill(response=response, body=text)
+
+    page.route("**/v1/chat/completions", whole)
+    ask(page, QUESTION)
+    assert "· 12.3 tokens/s ·" in page.locator(".figures").last.text_content()
+
+
+def test_a_table_keeps_its_words_whole_and_its_columns_aligned(visit: Visit, server: Served, tmp_path: Path) -> None:
+    page = visit(server, **PHONE)
+    said = "in as many words as it takes to fill the whole width of a phone and then some more"
+    carry(page, tmp_path, f"| algorithm | cost | remarks |\n|---|---:|:-:|\n| quicksort | 12 | {said} |\n")
+    cells = page.locator(".message td")
+    sides = [cells.nth(at).evaluate("(one) => getComputedStyle(one).textAlign") for at in range(3)]
+    assert sides == ["start", "end", "center"]
+    for at in (0, 1):  # the text of each is one line
+        cells.nth(at).evaluate("(one) => getSelection().selectAllChildren(one)")
+        assert page.evaluate("getSelection().getRangeAt(0).getClientRects().length") == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_pickers_are_what_is_asked_for(visit: Visit, server: Served) -> None:
