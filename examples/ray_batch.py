@@ -3,11 +3,10 @@
     pip install -e '.[ray]'    # in a clone of the repository
     python examples/ray_batch.py BUNDLE prompts.jsonl answers --workers 2
 
-The input is JSONL with a column ``prompt``.  The answers are JSONL files in a folder, with ``text``, ``tokens``,
-``exact`` and ``worker``, the process that answered, beside it.  ``--workers`` processes are started where the
-cluster has room (``RAY_ADDRESS`` names one; else this machine is it), and each loads the bundle once, so it has
-to be on a disk that all machines see.  Texts do not depend on the number of workers: each is the one that its prompt
-gets alone.
+The input is JSONL with a column ``prompt``.  The answers are JSONL files in a folder, with the columns ``text``,
+``tokens``, ``exact`` and ``worker``, the process that answered.  ``--workers`` processes start where the cluster has
+room (``RAY_ADDRESS`` names one; by default it is this machine).  Each loads the bundle once, so all machines need
+access to its folder.  Texts do not depend on the number of workers: each is the same as for a single prompt.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def answer(source: str, output: str, bundle: str, workers: int, threads: int, **
     import ray
 
     ray.data.DataContext.get_current().wait_for_min_actors_s = 600  # every worker has its share
-    free = {"num_cpus": 0}  # files are read and written beside the workers, which may have all processors
+    free = {"num_cpus": 0}  # file access needs no processors: workers may use all of them
     prompts = ray.data.read_json(source, ray_remote_args=free, override_num_blocks=4 * workers)
     answers = prompts.map_batches(
         Answers,

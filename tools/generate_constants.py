@@ -1,7 +1,7 @@
-"""Write what C++ and Kotlin share with Python: ``python -m tools.generate_constants``, after a change of any of it.
+"""Write the constants that C++ and Kotlin share with Python, after a change: ``python -m tools.generate_constants``.
 
-The numbers live in Python alone: in ``edgespec/runtimes/files/formats.py``, or where each is used.  A test checks both
-files (``tests/tools/test_constants.py``).
+The numbers are defined only in Python: in ``edgespec/runtimes/files/formats.py``, or where each is used.  A test checks
+both files (``tests/tools/test_constants.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEADER = ROOT / "edgespec" / "runtimes" / "native" / "constants.h"
 KOTLIN = ROOT / "android_demo/edgespec/src/main/kotlin/dev/edgespec/runtimes/Constants.kt"
 NOTE = "// Written by `python -m tools.generate_constants` from Python's constants: not to be edited."
-LOOKED_UP = ("r8", "r32")  # kinds of rows that are looked up and not multiplied by: int8 with a scale a row, float32
+LOOKED_UP = ("r8", "r32")  # kinds of rows for lookups, never multiplied: int8 with a scale per row, float32
 
 
 def header() -> str:

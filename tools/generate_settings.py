@@ -52,7 +52,7 @@ def load_changes() -> str:
 
 
 def table() -> str:
-    """Write the file that the command line reads: data alone, so that a help text waits for no library."""
+    """Write the file that the command line reads: plain data, so that a help text needs no library."""
     options = {option: _sentence(found.help) for _, found in settings() for option in found.option.split()}
     names = {one.name.replace("_", "-"): found.help
              for one, found in (*settings(), *declared(BeamOptions)) if found.set}  # fmt: skip

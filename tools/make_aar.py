@@ -62,7 +62,7 @@ def pom(own_tokenizer: bool) -> str:
 
 
 def rules() -> str:
-    """Give what R8 must leave alone of the runtime, out of the app's rules."""
+    """Extract R8's keep rules of the runtime from the app's rules."""
     kept = (DEMO / "app" / "r8-rules.pro").read_text("utf-8").split("\n\n")
     return "\n\n".join(part for part in kept if "dev.edgespec.app" not in part)
 

@@ -1,11 +1,11 @@
-"""Assemble the demo app out of Maven's outputs: shrunk and dexed by R8, signed with a key that is thrown away.
+"""Assemble the demo app from Maven's outputs: shrunk and dexed by R8, signed with a temporary key.
 
     python -m tools.make_apk app.apk --bundle my-bundle --library libedgespec.so libc++_shared.so
 
 Needs Debian's aapt, zipalign, apksigner and android-framework-res; R8 and the archives (.aar) of ONNX Runtime and the
 tokenizers come from Maven Central.  Libraries of the NDK and the archives make an app for phones.  Without them it gets
-those that are here: our own, cross-compiled, and those in Maven's jars, for arm64 as well but for other Linux systems,
-so it can be looked at, not run.  The release path is the Gradle project, which shrinks by the same rules.
+the local ones: edgespec's own, cross-compiled, and those in Maven's jars, which are for arm64 but other Linux systems.
+Such an app can be inspected, not run.  The release path is the Gradle project, which shrinks by the same rules.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def assemble(output: Path, libraries: Sequence[Path], classes: Sequence[Path], b
 
 
 def _store(apk: zipfile.ZipFile, name: str, data: bytes) -> None:
-    """Add a file, uncompressed, at the beginning of a page; before it stands the extra field that zipalign knows."""
+    """Add a file, uncompressed, at the beginning of a page; the extra field that zipalign knows comes before it."""
     info = zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0))
     gap = -(apk.start_dir + 30 + len(name) + 6) % PAGE  # after the header, the name and the field's own six bytes
     info.extra = b"\x35\xd9" + (gap + 2).to_bytes(2, "little") + PAGE.to_bytes(2, "little") + bytes(gap)

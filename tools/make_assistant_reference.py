@@ -1,8 +1,8 @@
-"""What transformers makes of one step of the tests' assistant of Gemma 4: tests/data/reference/gemma4_assistant.npz.
+"""Record transformers' results of one step of Gemma 4's assistant: tests/data/reference/gemma4_assistant.npz.
 
     python -m tools.make_assistant_reference
 
-Needs torch and the version of transformers that the other references were made with.
+Needs torch and the same version of transformers as the other references.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Vectors of manifests: what the exporter may write, every key and every choice of it, and what follows for memory.
+"""Make vectors of manifests: all keys and choices that the exporter may write, and the memory that follows from them.
 
-A key that is new stands in no vector: ``python -m tools.make_bundle_vectors`` names it.
+A new key is in no vector: ``python -m tools.make_bundle_vectors`` names it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
 
 
 def _encoded(shared: bool) -> dict[str, Any]:
-    """Return what an encoder-decoder over sound has beside a decoder; ``shared``: of a draft without an encoder."""
+    """Return the parts that an encoder-decoder of sound adds; ``shared``: of a draft without an encoder."""
     source = {"kind": "features", "most": FACTS["context"], "width": FACTS["hidden"],
               "features": {"bands": 80, "frames": 2 * FACTS["context"], "columns": 256},
               "shares_encoder": shared}  # fmt: skip
@@ -152,7 +152,7 @@ def set_keys(part: BaseModel, found: dict[str, set[str]]) -> None:
 
 
 def uncovered() -> list[str]:
-    """Keys of the schema that stand in none of these manifests."""
+    """Return the keys of the schema that are in none of these manifests."""
     found: dict[str, set[str]] = {}
     for case in manifests():
         set_keys(Manifest.model_validate(case["manifest"]), found)

@@ -26,7 +26,7 @@ from tools.make_seq2seq_reference import computed
 
 
 def convert(folder: Path, case: Case) -> dict[str, Any]:
-    """Write a case as CTranslate2 does -> config.json and shapes of the model that it was made of."""
+    """Write a case as CTranslate2 does -> config.json and shapes of the source model."""
     kind = AutoModelForSpeechSeq2Seq if case.config["model_type"] == "whisper" else AutoModelForSeq2SeqLM
     with tempfile.TemporaryDirectory() as temporary:
         origin = Path(temporary)

@@ -1,11 +1,11 @@
-"""What the code of published drafters' authors guesses, for the tests' checkpoints: tests/data/reference/drafters.
+"""Record the drafts of published drafters' own code, for the tests' checkpoints: tests/data/reference/drafters.
 
     python -m tools.make_drafter_references [NAME...]
 
 Needs torch, transformers and these repositories' folders on PYTHONPATH, each at the commit that the archive names:
-vllm-project/speculators (``src``), deepseek-ai/DeepSpec, SafeAILab/EAGLE, FasterDecoding/Medusa.  Each case makes a
-small model of the reference, lets it save itself, fills it with weights that the tests can draw again, and lets it
-guess greedily in float32.
+vllm-project/speculators (``src``), deepseek-ai/DeepSpec, SafeAILab/EAGLE, FasterDecoding/Medusa.  Each case builds a
+small model of the reference, lets it save itself, fills it with seeded weights that the tests can recreate, and lets it
+draft greedily in float32.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def eagle3(folder: Path, target: Path, size: int = VOCAB, **config: Any) -> tupl
     guesses = []
     for tokens, taps in contexts(3 * HIDDEN):
         chain = list[int]()
-        for _ in range(CHAIN):  # the code is told the guesses as if they were the text
+        for _ in range(CHAIN):  # the code receives the draft tokens as if they were the text
             ids = torch.tensor([tokens[1:] + chain])
             states = torch.zeros(1, ids.shape[1], 3 * HIDDEN)
             states[0, : len(taps)] = torch.from_numpy(taps)
@@ -218,7 +218,7 @@ def eagle3(folder: Path, target: Path, size: int = VOCAB, **config: Any) -> tupl
 
 
 def peagle(folder: Path, target: Path) -> tuple[Any, Found]:
-    """P-EAGLE of speculators: a training pass whose samples are the context, and one chain of masks behind its end."""
+    """P-EAGLE of speculators: a training pass whose samples are the context, then one chain of masks."""
     from speculators.models.peagle import core
 
     model = _speculators("peagle", draft_vocab_size=len(CUT), eagle_aux_hidden_state_layer_ids=[1, 3], layers=2,
@@ -307,7 +307,7 @@ class Base(torch.nn.Module):  # type: ignore[misc]
 
 
 def medusa(own: bool, folder: Path, target: Path) -> tuple[Any, Found]:
-    """Medusa-1's heads over the target, the first ones with LM heads of their own, those of "version 2" without."""
+    """Medusa-1's heads over the target: the first ones with separate LM heads, those of "version 2" without."""
     for kind in ("llama", "mistral"):
         theirs: Any = ModuleType(f"medusa.model.modeling_{kind}_kv")
         setattr(theirs, f"{kind.title()}ForCausalLM", Base)

@@ -1,4 +1,4 @@
-"""Vectors of drafters: guesses drawn from draft logits, and what a search for skip sets believes."""
+"""Make vectors of drafters: tokens sampled from draft logits, and the estimates of a search for skip sets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _draw(shape: dict[str, Any], length: int, seed: int, given: dict[str, Any]) 
 
 
 def drawing() -> Iterator[dict[str, Any]]:
-    """Chains, trees and chains with siblings, greedy and drawn; ``q``: what each drawn guess was drawn with."""
+    """Chains, trees and chains with siblings, greedy and sampled; ``q``: the distribution of each sampled token."""
     for seed, (given, shape) in enumerate((given, shape) for given in WAYS for shape in SHAPES):
         for length in (1, 5):
             made = _draw(shape, length, seed, given)
@@ -95,9 +95,9 @@ def confidences() -> Iterator[dict[str, Any]]:
 
 
 def searches() -> Iterator[dict[str, Any]]:
-    """Give what a search believes after each scored set; the sets it would try are drawn by generators of their own.
+    """Return a search's estimates after each scored set; separate generators choose the sets that it would try.
 
-    With ``planes`` a sub-layer may also be read by its high plane alone.
+    With ``planes`` a sub-layer may also be read by only its high plane.
     """
     for layers, planes in ((4, False), (8, False), (12, False), (5, True), (9, True)):
         rng, inner, whole = np.random.default_rng(layers), range(1, layers - 1), tuple(range(layers))

@@ -1,4 +1,4 @@
-"""Compute what decoders that hear give in transformers, for the tests of the export (tests/support/hearing.py).
+"""Compute the logits of audio models in transformers, for the tests of the export (tests/support/hearing.py).
 
 Needs torch and transformers: python tools/make_hearing_reference.py
 """
@@ -87,7 +87,7 @@ def reference(name: str) -> dict[str, Any]:
 
 
 def run(model: Any, ids: list[int], rows: Any) -> tuple[Any, list[int]]:
-    """Compute logits [T, vocab] of a prompt with a recording, and go on with it greedily."""
+    """Compute logits [T, vocab] of a prompt with a recording, and continue it greedily."""
     tokens, logits = list(ids), None
     for _ in range(NEW + 1):
         row = torch.tensor([tokens])

@@ -54,7 +54,7 @@ def main(llamagen: str) -> None:
     codes = torch.from_numpy(CODES)[None]
 
     def logits(model: Any, *begins: Any) -> Any:
-        """Behind each of some beginnings [1, n, dim], the last one of whose rows is followed by the codes."""
+        """Compute logits after some beginnings [1, n, dim]; the codes follow the last row of each."""
         found, before = [], model.cls_token_num
         for begin in begins:
             x = torch.cat((begin, model.tok_embeddings(codes[:, :-1])), 1)

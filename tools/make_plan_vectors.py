@@ -24,7 +24,7 @@ LARGE = {
     "layers": 24, "hidden": 896, "intermediate": 4864, "heads": 14, "kv_heads": 2, "head_dim": 64, "vocab": 151_936,
     "context": 4096,
 }  # fmt: skip
-WIDE = {"hidden": 896, "vocab": 151_936}  # of the models beside it
+WIDE = {"hidden": 896, "vocab": 151_936}  # of the models that accompany it
 SPEEDS = {"speculative": 1.9, "medusa": 1.45, "ngram": 1.01, "eagle": 2.3, "self-spec": 1.12, "mtp": 1.6}
 METHODS = ("ar", "ngram", "speculative", "medusa", "mtp")
 SHAPES = ((1, True, 128, 8, 0), (700, True, 32, 6, 4), (4096, False, 128, 3, 4))  # context, greedy, chunk, gamma, kept

@@ -43,7 +43,7 @@ def record_chat(output: Path, commands: list[str], typed: list[str]) -> None:
     import pty
 
     *before, command = commands
-    events: list[Event] = [(0.0, f"$ {line}\r\n") for line in before]  # shown alone: they were run before
+    events: list[Event] = [(0.0, f"$ {line}\r\n") for line in before]  # only shown: they were run before
     start = perf_counter()
     events.append((0.0, f"$ {command}\r\n"))
     master, slave = pty.openpty()
@@ -54,7 +54,7 @@ def record_chat(output: Path, commands: list[str], typed: list[str]) -> None:
         while True:
             try:
                 piece = os.read(master, 65536).decode("utf-8", "replace")
-            except OSError:  # nobody has it open
+            except OSError:  # the command closed its terminal
                 break
             text += _CONTROL.sub("", piece)
             *lines, text = text.split("\n")

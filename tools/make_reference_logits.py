@@ -3,7 +3,7 @@
 Needs torch, transformers and what tests/support/hf.py needs (numpy, safetensors, ml_dtypes, tokenizers):
 
     python tools/make_reference_logits.py -o tests/data/reference
-    python tools/make_reference_logits.py --forms       # names, shapes and configurations alone, no logits
+    python tools/make_reference_logits.py --forms       # only names, shapes and configurations, no logits
 
 The tests need none of torch and transformers: they write the same seeded checkpoints (tests/support/hf.py) and
 compare with the files made here, one archive per model type; for each entry of `hf.CONFIGS` it has the arrays
@@ -15,8 +15,8 @@ compare with the files made here, one archive per model type; for each entry of 
     greedy  int64   [24]        greedy continuation of the first 8 of `tokens`, not stopped by </s>
 
 The run fails if transformers found a tensor missing or unexpected, if the logits are of no use as a reference (too
-flat, too large, blind to what comes before) or if a greedy step is too close to a tie to be reproduced elsewhere; then
-change its seed in tests/support/zoo.py.
+flat, too large, independent of earlier tokens) or if a greedy step is too close to a tie to be reproduced elsewhere.
+Then change its seed in tests/support/zoo.py.
 """
 
 from __future__ import annotations

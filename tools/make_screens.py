@@ -1,8 +1,9 @@
-"""Pictures of the app's screens: Android's own views and graphics on a desktop JVM (Robolectric), over real bundles.
+"""Take pictures of the app's screens: Android's views and graphics on a desktop JVM (Robolectric), with real bundles.
 
     python -m tools.make_screens docs/app
 
-Needs Debian's aapt and android-framework-res.  It fetches 500 MB from Maven Central and Google's, so it is no test.
+Needs Debian's aapt and android-framework-res.  It downloads 500 MB from Maven Central and Google's repository, so it is
+not part of the tests.
 """
 
 from __future__ import annotations

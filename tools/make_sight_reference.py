@@ -1,7 +1,7 @@
-"""Compute what models that read images give in transformers, for the tests of the export (tests/support/sight.py).
+"""Compute the logits of vision models in transformers, for the tests of the export (tests/support/sight.py).
 
-Pictures are resized by Pillow, also where transformers has a processor of torchvision alone (LFM2-VL).  Prints how far
-torchvision's processors are from Pillow's.  Needs torch, torchvision and transformers:
+Pillow resizes all images, even where transformers has only a processor of torchvision (LFM2-VL).  Prints the difference
+between torchvision's processors and Pillow's.  Needs torch, torchvision and transformers:
 python tools/make_sight_reference.py
 """
 
@@ -142,7 +142,7 @@ def reference(name: str) -> dict[str, Any]:
 
 
 def run(model: Any, kind: str, ids: list[int], shown: Any, given: list[dict[str, Any]]) -> tuple[Any, list[int]]:
-    """Compute logits [T, vocab] of a prompt with images, and go on with it greedily."""
+    """Compute logits [T, vocab] of a prompt with images, and continue it greedily."""
     text = model.model.get_input_embeddings()
     tokens, logits = list(ids), None
     for _ in range(NEW + 1):

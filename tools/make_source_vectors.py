@@ -63,7 +63,7 @@ def _allowed(rules: RuledText | SpeechRules, prefix: list[int], seed: int) -> li
 
 
 def sentences() -> Iterator[dict[str, Any]]:
-    """Long texts as pieces of so many characters at most, without spaces around them."""
+    """Cut long texts into pieces of limited length, without spaces around them."""
     for text in LONG:
         for most in (1, 7, 20, 60, 1000):
             cut = pieces(text, lambda part, most=most: len(part) <= most)  # type: ignore[misc]

@@ -74,7 +74,7 @@ def noise() -> Iterator[dict[str, Any]]:
 
 
 def sampling() -> Iterator[dict[str, Any]]:
-    """Supports, their probabilities, and tokens drawn."""
+    """Make supports, their probabilities, and sampled tokens."""
     for vocab in (24, 700, 9000):
         for number, given in enumerate(PARAMS):
             for seed in range(6 if vocab < 9000 else 2):
@@ -96,13 +96,13 @@ def sampling() -> Iterator[dict[str, Any]]:
 
 
 def _proposals(rng: np.random.Generator, vocab: int) -> Iterator[tuple[dict[str, Any], Proposal]]:
-    """Chains and trees, of deterministic and of drawn guesses; q is a softmax of ``row``."""
+    """Make chains and trees of deterministic and of sampled draft tokens; q is a softmax of ``row``."""
     shapes: list[list[int] | None] = [None, None, [-1, 0, 0, 1, 1, -1, 5], [-1, -1, -1, 0, 1, 3]]
     for number, parents in enumerate(shapes * 2):
         drawn = number >= len(shapes)
         size = 5 if parents is None else len(parents)
         rows = rng.integers(0, 50, size).tolist()
-        if parents is not None and drawn:  # siblings are drawn from one distribution
+        if parents is not None and drawn:  # siblings are sampled from one distribution
             first: dict[int, int] = {}
             rows = [first.setdefault(parent, rows[at]) for at, parent in enumerate(parents)]
         probs = None
@@ -188,7 +188,7 @@ def ngram() -> Iterator[dict[str, Any]]:
 
 
 def trees() -> Iterator[dict[str, Any]]:
-    """Trees of heads' guesses: the likeliest nodes, and where they lie."""
+    """Make trees of heads' draft tokens: the likeliest nodes, and their places."""
     rng = np.random.default_rng(9)
     for heads in (1, 3, 5):
         ranks = [sorted(rng.uniform(0, 0.6 / (head + 1), 6).tolist(), reverse=True) for head in range(heads)]

@@ -3,10 +3,10 @@
     python -m tools.mutate edgespec/decoding/verify.py tests/decoding --sample 40
 
 A mutant is one operator of ``mutants`` at one place: a comparison turned or moved by one, arithmetic exchanged, a
-condition negated, a number moved by one, ``and`` for ``or``, a statement dropped.  The sample is drawn by ``--seed``.
-Every mutant runs in a fork that imports it in place of the module (nothing is written), with ``pytest -x`` and at most
-``LONGER`` times the processor time that the tests take by themselves; a mutant that wants more counts as caught.
-Survivors are printed as diffs.
+condition negated, a number moved by one, ``and`` for ``or``, a statement dropped.  ``--seed`` selects the sample.
+Every mutant runs in a fork that imports it in place of the module (nothing is written), with ``pytest -x``.  Its limit
+is ``LONGER`` times the processor time of the unchanged tests; a mutant that exceeds it counts as caught.  Survivors are
+printed as diffs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 UNREAD = 99  # the exit code where the tests ran without the module
-LONGER, LEAST = 2.0, 10  # the limit: so many times the tests' own time, and so many seconds more
+LONGER, LEAST = 2.0, 10  # the limit: a factor of the tests' own time, and additional seconds
 COMPARED: dict[type[ast.cmpop], list[str]] = {
     ast.Lt: ["<=", ">="], ast.LtE: ["<", ">"], ast.Gt: [">=", "<="], ast.GtE: [">", "<"],
     ast.Eq: ["!="], ast.NotEq: ["=="], ast.Is: ["is not"], ast.IsNot: ["is"], ast.In: ["not in"], ast.NotIn: ["in"],
@@ -46,7 +46,7 @@ SYMBOLS: dict[type[ast.AST], str] = {
     ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.MatMult: "@",
 }  # fmt: skip
 
-Change = tuple[int, int, str]  # from, to (in characters), what stands there instead
+Change = tuple[int, int, str]  # from, to (in characters), replacement
 
 
 class Text:
@@ -112,7 +112,7 @@ def _statements(text: Text, node: ast.AST) -> Iterator[Change]:
 
 
 def mutants(source: str) -> list[Change]:
-    """Find every change of a module, in the order of the text; annotations, docstrings and imports are left alone."""
+    """Find every change of a module, in the order of the text; annotations, docstrings and imports stay unchanged."""
     text = Text(source)
 
     def walk(node: ast.AST, inside: bool) -> Iterator[Change]:
@@ -166,7 +166,7 @@ class Instead(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 def passes(name: str, path: Path, source: str, tests: list[str], limit: int | None) -> tuple[bool, float]:
     """Run tests in a fork, with this source for a module -> whether all pass, and seconds of processor time.
 
-    ``limit``: most such seconds; None = any.
+    ``limit``: maximum seconds; None = no limit.
     """
     child = os.fork()
     if child == 0:

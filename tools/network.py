@@ -2,10 +2,10 @@
 
     python tools/network.py [--bundle FOLDER]
 
-Each command runs in an environment like a user's: PATH and HOME alone, so that no variable silences a library.
+Each command runs in an environment like a user's: it has only PATH and HOME, so that no variable silences a library.
 Sockets of the internet count, not those between processes of this machine.  `edgespec serve` may listen on one loopback
-address; everything else must do nothing of the kind, and leave no file of others in the home.  The exit code says
-whether it did.
+address; everything else must use no network, and leave no file in the home outside edgespec's cache.  The exit code
+reports whether it did.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# what reaches a network: sockets of the internet, and whatever is bound, connected or sent to an address of it
+# network access: sockets of the internet, and any bind, connect or send with an address of it
 CALL = re.compile(r"\bsocket\(AF_INET|\b(bind|connect|sendto|sendmsg|sendmmsg)\(.*\bsin6?_addr")
 SERVES = re.compile(r'\bsocket\(AF_INET,|\bbind\(.*inet_addr\("127\.0\.0\.1"\)')
 LIMIT = 300  # seconds of a command; strace slows those that start many threads
@@ -37,7 +37,7 @@ with edgespec.load({bundle!r}, threads=1) as engine:
 
 @dataclass(frozen=True)
 class Traced:
-    """What a command did.
+    """Recorded behavior of a command.
 
     Attributes:
         name: of the command, for a person.

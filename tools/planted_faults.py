@@ -24,7 +24,7 @@ CHOSEN = (PROMPTS[7], *PROMPTS[:7])
 
 
 def one(url: str, fault: Any, plan: Plan | None = PLAN, prompts: int = 8) -> Judgement:
-    """Judge once, with a fault switched on meanwhile."""
+    """Judge once, while a fault is active."""
     server, plain = Server(url, fields=SPECULATIVE), Server(url, fields=PLAIN)
     with fault:
         return judge(server, plain, CHOSEN[:prompts], Options(32, 2, 1, plan=plan), lambda *_: None, PLAIN)

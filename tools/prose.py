@@ -41,7 +41,7 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     exact: list[str] = []
     for at, rule in enumerate(rules().values()):
         (exact if "case" in rule else small).append(f"(?P<r{at}>{rule['find']})")
-    # a phrase begins at a word's edge: looking there alone is three times as fast
+    # a phrase begins at a word's edge: trying only those places is three times as fast
     return re.compile(rf"\b(?=[a-z,])(?:{'|'.join(small)})"), re.compile("|".join(exact), re.M)
 
 

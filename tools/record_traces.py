@@ -2,14 +2,14 @@
 
     python -m tools.record_traces BUNDLE METHOD OUTPUT [--prompts FOLDER] [--tokens 96]
 
-Greedy decoding accepts a guess if it is the text's next token.  A draft model's guess after accepted ones is thus its
-likeliest token after the text, so one pass over each text tells all chains.  A drafter that reads its own keys and
-values for its guesses draws a chain at every position, from the end of the text to its beginning.
+Greedy decoding accepts a draft token if it is the text's next token.  A draft model's token after accepted ones is thus
+its likeliest token after the text, so one pass over each text gives all chains.  A drafter that reads its own keys and
+values drafts a chain at every position, from the end of the text to its beginning.
 
 The output is JSON: ``prices`` in milliseconds (``verify`` by rows, ``draft`` per step), ``acceptance`` as the bundle's
 manifest has it, and ``texts``, each with its ``kind``, ``prompt`` and ``tokens`` (ids), ``right`` (one digit per token
-but the last: accepted guesses of at most 8), and for drafters that stop early ``sure`` (8 digits per position: the
-range of ``formulas.confidence.BOUNDS`` of every guess's own probability, or less where the chain was not drawn on).
+but the last: accepted draft tokens, at most 8), and for drafters that stop early ``sure`` (8 digits per position: the
+range of ``formulas.confidence.BOUNDS`` of every draft token's own probability, or less where the chain had ended).
 """
 
 from __future__ import annotations

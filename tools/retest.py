@@ -1,11 +1,11 @@
-"""Run the tests; run those that failed once more, alone: one accident on a busy machine must not lose the whole run.
+"""Run the tests, then run failed ones once more, separately: an accident on a busy machine must not fail the whole run.
 
     python tools/retest.py [ARGUMENTS OF PYTEST]
 
-The first run leaves assertions as they are, which saves every process eight seconds, and shows the values around one
-that failed.  The second run takes the failed tests by name, one after the other in one process, and says what differed.
-A test that fails twice fails the run.  One that passes alone is named and counted, and does not.  Whatever is not a
-failed test (an error while tests are collected, an interruption, more than ``MOST`` failures) fails at once.
+The first run does not rewrite assertions, which saves every process eight seconds; values of a failed assertion are
+still shown.  The second run takes the failed tests by name, in sequence in one process, and reports the difference.  A
+test that fails twice fails the run.  A test that passes the second time is named and counted, and does not.  All other
+errors (while tests are collected, an interruption, more than ``MOST`` failures) fail immediately.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-MOST = 25  # failures; more are no accident
+MOST = 25  # failures; more are not an accident
 
 
 def run(cache: Path, arguments: list[str]) -> tuple[int, list[str]]:
-    """Run pytest with a cache folder of its own -> its exit code, and the names of the tests that failed."""
+    """Run pytest with a separate cache folder -> its exit code, and the names of the tests that failed."""
     code = subprocess.run([sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *arguments]).returncode
     failed = cache / "v" / "cache" / "lastfailed"  # a test during which a worker crashed is among them
     return code, sorted(json.loads(failed.read_text("utf-8"))) if failed.exists() else []

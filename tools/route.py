@@ -22,7 +22,7 @@ ALGORITHM = ("edgespec/decoding/", "edgespec/control/", "edgespec/drafters/", "e
 
 
 def own_file(name: str) -> str | None:
-    """Name a file of the package as it lies in the checkout; None = another one, as of a virtual environment in it."""
+    """Return a package file's path in the checkout; None = another file, as of a virtual environment in it."""
     path = Path(name).resolve()
     if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] != PACKAGE:
         return None
@@ -30,7 +30,7 @@ def own_file(name: str) -> str | None:
 
 
 def route(bundle: Path, method: str) -> Counter[tuple[str, str]]:
-    """How often each function of the package is called, by (file, line and name); comprehensions are no functions."""
+    """Count the calls of each function of the package, by (file, line and name); comprehensions do not count."""
     import edgespec
     from edgespec.engine.pool import MOST_IDLE
 

@@ -39,7 +39,7 @@ SAMPLES = RATE_HZ * WINDOW_S  # of a window
 
 @dataclass(frozen=True)
 class Spoken:
-    """Digits, as somebody says them.
+    """Spoken digits.
 
     Attributes:
         language: "en", "de", "es" or "fr".
@@ -118,7 +118,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is heard in a window.
+    """The utterances and noise of a window.
 
     Attributes:
         said: begin in samples and number of each utterance.

@@ -3,7 +3,7 @@
     python tools/structure.py             # a table of packages, and what is counted of all
     python tools/structure.py --imports   # and every import between packages, with what causes it
 
-Every import is counted, those inside functions and those for types alone too.
+Every import is counted, including those inside functions and those used only for types.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def imports(found: Mapping[str, Path]) -> dict[str, set[str]]:
 
 
 def package(module: str, found: Mapping[str, Path]) -> str:
-    """Give the package of a module, by its import name; a module at the top is one of its own."""
+    """Return the package of a module, by its import name; a module at the top is its own package."""
     folder = module if found[module].name == "__init__.py" else module.rpartition(".")[0]
     return module if folder == "edgespec" else folder
 

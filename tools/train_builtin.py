@@ -6,9 +6,9 @@ come from "tinyshakespeare", a megabyte of Shakespeare's plays in the public dom
     python tools/train_builtin.py --text tinyshakespeare.txt -o edgespec/builtin
 
 The target is a small Llama trained from scratch with stochastic depth: the residual
-branch of each attention and MLP sub-layer is dropped independently, at a rate drawn per
-window from U(0, 0.3), so a pass that skips sub-layers (self-speculation) is one the model
-has met in training. The draft is a smaller Llama distilled from the target (KL divergence
+branch of each attention and MLP sub-layer is dropped independently, at a random rate per
+window from U(0, 0.3), so that training covers passes that skip sub-layers
+(self-speculation). The draft is a smaller Llama distilled from the target (KL divergence
 on next-token distributions) over the training text and text the target generated.
 
 One seed and one thread give one result on one machine (40 minutes of a CPU core). A report

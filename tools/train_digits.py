@@ -50,7 +50,7 @@ SETTINGS = {
     "eos_token": "<|endoftext|>",
     "pad_token": "<|endoftext|>",
     "unk_token": "<|endoftext|>",
-    "additional_special_tokens": list(SPECIAL[1:]),  # transformers counts times from behind the last
+    "additional_special_tokens": list(SPECIAL[1:]),  # transformers finds timestamps by their place after the last one
     "clean_up_tokenization_spaces": False,
 }
 
@@ -81,7 +81,7 @@ def ids_of(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 class Labels:
-    """What the decoder is to write for the utterances of a window."""
+    """The decoder's labels for the utterances of a window."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

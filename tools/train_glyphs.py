@@ -75,7 +75,7 @@ def nearest(points: NDArray[np.float32], means: NDArray[np.float32]) -> NDArray[
 
 
 def prompt(letter: str, style: str, weight: str) -> list[int]:
-    """Say what is to be drawn."""
+    """Encode the description of a glyph."""
     return [IDS[word] for word in (letter, style, weight) if word]
 
 

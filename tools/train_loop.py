@@ -1,4 +1,4 @@
-"""What the scripts that train embedded encoder-decoders share: training for so many minutes, and saving small."""
+"""Train embedded encoder-decoders for a number of minutes, and save them small: shared by the training scripts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Plan:
     """How long to train, and where.
 
     Attributes:
-        minutes: of training; rates fall to nothing over them.
-        state: a file that keeps what an interrupted training goes on from.
+        minutes: of training; rates fall to 0 over them.
+        state: a file with the state of an interrupted training.
         device: "cuda" or "cpu".
-        rate: factor of the rates; less than 1 to go on from trained weights.
+        rate: factor of the rates; less than 1 to continue from trained weights.
     """
 
     minutes: float
@@ -133,7 +133,7 @@ def optimise(
 
 
 def _resumed(model: torch.nn.Module, optimisers: tuple[torch.optim.Optimizer, ...], plan: Plan) -> tuple[float, int]:
-    """Take up what an interrupted training left; (0.0, 0) where there is nothing."""
+    """Load the state of an interrupted training; (0.0, 0) if there is none."""
     if not plan.state.is_file():
         return 0.0, 0
     kept = torch.load(plan.state, map_location=plan.device, weights_only=True)

@@ -8,10 +8,10 @@ with matplotlib (they are free: changes to Bitstream Vera that are in the public
 The last tenth of the text is held out.  The model is LFM2-VL's: a SigLIP 2 tower over patches of 8 pixels, two by two
 of them a row of the decoder, and a decoder whose layers all attend; its tokens are bytes.  A line of print is 16
 pixels high, so that the rows of an image follow each other as its text does.  While the decoder learns to write the
-text, the image's rows alone also learn it by CTC, which teaches in minutes where each character is (Kim, Hori,
-Watanabe, arXiv 1609.06773); that head is not kept.  Images begin narrow, and grow as the loss falls.  A third of the
-lines are random characters, so that the model reads and does not only guess.  The draft sees no picture, only
-how many rows it has: it knows the text alone.  A report is printed as JSON at the end.
+text, the image's rows also learn it by CTC, which teaches in minutes where each character is (Kim, Hori, Watanabe,
+arXiv 1609.06773); that head is not kept.  Images begin narrow, and grow as the loss falls.  A third of the lines are
+random characters, so that the model reads and does not only guess.  The draft sees no image, only its number of rows,
+and learns only the text.  A report is printed as JSON at the end.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def make_tokenizer() -> Tokenizer:
 
 @dataclass
 class Batch:
-    """Images of one size, and what they say.
+    """Images of one size, and their texts.
 
     Attributes:
         images: uint8 [n, h, w].
-        prompt: behind the image, the same for all.
+        prompt: after the image, the same for all.
         labels: int64 [n, t], padded with -100.
     """
 
@@ -185,7 +185,7 @@ def new_model() -> Lfm2VlForConditionalGeneration:
 
 
 class Reader(torch.nn.Module):  # type: ignore[misc]
-    """The model, and the head of CTC beside it."""
+    """The model, and a CTC head."""
 
     def __init__(self) -> None:
         super().__init__()

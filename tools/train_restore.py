@@ -7,9 +7,9 @@ which is left out).  The committed weights come from Shakespeare's plays, which 
 
 The last tenth of ``--text`` is held out; ``--more`` may not hold it.  Both models have T5 1.1's layers (gated GELU,
 relative positions, no biases) and T5's tied head.  The target's decoder is trained with stochastic depth: self- and
-cross-attention (together) and MLP of a layer are left out at a rate drawn per text from U(0, 0.2), so a pass that
-skips some is one that the model has met.  The draft learns the target's distributions while that is trained.  Given
---resume, both go on from what is in the output folder.  A report is printed as JSON at the end.
+cross-attention (together) and MLP of a layer are left out at a random rate per text from U(0, 0.2), so that training
+covers passes that skip some.  The draft learns the target's distributions at the same time.  With --resume, both
+continue from the models in the output folder.  A report is printed as JSON at the end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _END = re.compile(r"(?<=[.!?])(?<!\bMr\.)(?<!\bSt\.) ")
 
 
 def speeches(text: str) -> list[str]:
-    """Return what is said in a play, a speech a string of lines, without names, headings and directions."""
+    """Return the speeches of a play, each a string of lines, without names, headings and directions."""
     found = []
     for block in re.split(r"\n\s*\n", text):
         lines = [line.strip() for line in block.strip().split("\n")]
@@ -97,7 +97,7 @@ def passages(said: str, most: int) -> list[str]:
 
 
 def train_tokenizer(said: list[str]) -> Tokenizer:
-    """Make a byte-level BPE tokenizer for both sides, which puts </s> behind every text."""
+    """Make a byte-level BPE tokenizer for both sides, which puts </s> after every text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -229,7 +229,7 @@ def run(model: T5ForConditionalGeneration, batch: tuple[torch.Tensor, torch.Tens
 
 
 def losses(model: T5ForConditionalGeneration, held_out: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Mean loss on held-out batches, nats a token."""
+    """Compute the mean loss on held-out batches, in nats per token."""
     with torch.no_grad():
         found = [spread_loss(run(model, batch), batch[1].to(model.device)) for batch in held_out]
     return torch.stack(found).mean().item()
@@ -287,7 +287,7 @@ def copied_a_round(source: list[int], text: list[int], guesses: int, order: int 
 def report(
     target: T5ForConditionalGeneration, draft: T5ForConditionalGeneration, tokenizer: Tokenizer, lines: list[str]
 ) -> dict[str, Any]:
-    """Error rates on held-out lines, agreement of the draft and of sub-layers left out, tokens a round."""
+    """Return error rates on held-out lines, agreement of the draft and with skipped sub-layers, tokens per round."""
     sources = [plain(line) for line in lines]
     ids = [one.ids for one in tokenizer.encode_batch(sources)]
     found: dict[str, Any] = {"lines": len(lines), "given": error_rate(list(map(list, sources)), list(map(list, lines)))}

@@ -1,4 +1,4 @@
-"""What makers of vectors share: rows of logits that any language can make, and sampling parameters as JSON has them."""
+"""Make parts of vectors: rows of logits that any language can compute, and sampling parameters as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Fetch what the server's page bundles of other projects, and write down what came.
+"""Download the packages of other projects that the server's page bundles, and record their files.
 
     python -m tools.vendor          # the versions below
-    python -m tools.vendor --check  # only compare the files that are there with their packages
+    python -m tools.vendor --check  # only compare the existing files with their packages
 
 npm compares each package with its registry's hash; the table, and the test that reads it, hold the files themselves.
 """

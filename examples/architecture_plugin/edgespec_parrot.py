@@ -7,7 +7,7 @@ from edgespec.export.architectures.base import Architecture, known
 
 @known("parrot", "my-parrot", "Llama by other names")
 class Parrot(Architecture):
-    """Parrot; whatever it does not state is as in Llama."""
+    """Parrot; everything else is as in Llama."""
 
     aliases = {"hidden_size": "width", "num_hidden_layers": "depth"}
     layers_at = "body.blocks"

@@ -1,7 +1,7 @@
-"""SNAC (https://github.com/hubertsiuzdak/snac, arXiv 2410.14411): its decoder, from weights alone; codes as Orpheus has
-them (https://github.com/canopyai/Orpheus-TTS, decoder.py and engine_class.py).
+"""SNAC's decoder (https://github.com/hubertsiuzdak/snac, arXiv 2410.14411), built from only its weights; codes as in
+Orpheus (https://github.com/canopyai/Orpheus-TTS, decoder.py and engine_class.py).
 
-A frame is seven codes: one of the coarsest codebook, and behind it the two and four of finer ones within its time.
+A frame is seven codes: one of the coarsest codebook, then the two and four of finer ones within its time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def noise_sizes(config: Mapping[str, Any]) -> list[int]:
 
 
 def spoken(codec: TextCodec) -> dict[str, Any]:
-    """Find what stands around a text that is to be spoken, and the first code, by Orpheus' names of tokens.
+    """Find the tokens around a text to speak, and the first code, by Orpheus' names of tokens.
 
     Raises:
         ExportError: the model has no such tokens.
@@ -130,7 +130,7 @@ def _upsampled(graph: CodeGraph, x: str, name: str, rate: int) -> str:
 
 
 def _conv(graph: CodeGraph, x: str, name: str, grouped: bool = False, dilation: int = 1) -> str:
-    """Add a convolution that keeps the length; ``grouped``: each channel by itself."""
+    """Add a convolution that keeps the length; ``grouped``: each channel separately."""
     inputs, (outer, _, kernel) = _weights(graph, name)
     pad = (kernel - 1) * dilation // 2
     return graph.node("Conv", [x, *inputs], kernel_shape=[kernel], dilations=[dilation], pads=[pad, pad],

@@ -21,7 +21,7 @@ GROUPS, EPSILON = 32, 1e-6
 def write(graph: CodeGraph, config: Mapping[str, Any]) -> dict[str, Any]:
     """Add the decoder; ``config`` has ``first`` and ``image`` as ``CodesPart`` does.
 
-    Input ``codes``: int64 [rows, columns]; output ``picture``: float32 [height, width, 3], -1 to 1 but for overshoot.
+    Input ``codes``: int64 [rows, columns]; output ``picture``: float32 [height, width, 3], about -1 to 1.
     """
     book = codebook(graph, config)
     graph.input("codes", INT64, ["rows", "columns"])
@@ -111,7 +111,7 @@ def _attention(graph: CodeGraph, x: str, at: str) -> str:
 
 
 def _normed(graph: CodeGraph, x: str, at: str) -> str:
-    """Norm by groups of channels: ONNX Runtime knows it as a norm of instances, whose weights come behind it."""
+    """Add a group norm: an instance norm, which ONNX Runtime has, then the weights."""
     weights = [graph.tensors(f"{at}.{name}").reshape(1, -1, 1, 1) for name in ("weight", "bias")]
     ones, zeros = (graph.constant(f"norm_{each:.0f}", np.full(GROUPS, each, np.float32)) for each in (1, 0))
     grouped = graph.node("Reshape", [x, graph.shape(1, GROUPS, -1)])

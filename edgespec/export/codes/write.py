@@ -73,6 +73,6 @@ def write_codes(
 
 
 def ended(facts: TokenizerFacts, codes: CodesPart | None) -> TokenizerFacts:
-    """Let the token that stops speech end a text, too."""
+    """Add the token that stops speech to those that end a text."""
     stops = {codes.sound.stop} - {*facts.eos} if codes and codes.sound else set()
     return facts.model_copy(update={"eos": [*facts.eos, *stops]})

@@ -92,13 +92,13 @@ class SpooledLevels(DirectLevels):
 class CalibrationOps(SequenceOps):
     """Runs calibration sequences through the decoder and quantizes every matrix on its way.
 
-    Every activation is [2 S, T, width]: the sequences in the unquantized model, then the same behind the matrices
-    quantized so far, which is what a matrix sees at run time.  Held at once: one activation or two, the statistics of
-    one input, a piece of a matrix; of experts, one matrix of all of them.
+    Every activation is [2 S, T, width]: the sequences in the unquantized model, then the same after the matrices
+    quantized so far, which are a matrix's inputs at run time.  In memory at once: one activation or two, the
+    statistics of one input, a piece of a matrix; of experts, one matrix of all of them.
 
     Args:
         sequences: int [S, T], each from an empty past.
-        floats: [2 S, R, width], what the encoder gives of the sources, unquantized and then quantized.
+        floats: [2 S, R, width], the encoder's rows of the sources, unquantized and then quantized.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class CalibrationOps(SequenceOps):
         self.quantizer, self.blocks, self.spool = quantizer, blocks, spool
         self._writers = residual_writers(arch.trace())
         self._head_first = False
-        self._product = True  # whether anybody needs what a matrix gives
+        self._product = True  # whether the product of a matrix is needed
         self._stream: Array = np.empty(0, np.float32)  # before this sub-layer
 
     def embed(self, weight: str, scale: float, positions: str | None) -> Array:
@@ -138,10 +138,10 @@ class CalibrationOps(SequenceOps):
         return self._placed(np.concatenate(both), scale, positions)
 
     def _head_quantizer(self) -> PieceQuantizer:
-        """Prepare the quantizer of an LM head that is the embedding, too.
+        """Prepare the quantizer of an LM head that is also the embedding.
 
-        It comes before the layers, so that they make up for what the embedding loses, with the inputs that it has in
-        the unquantized model.  Where its rows are looked up, all channels count the same: hence ``EMBEDDING_SHARE``.
+        It comes before the layers, so that they compensate for the embedding's loss, with the inputs that it has in the
+        unquantized model.  As an embedding, all channels count the same: hence ``EMBEDDING_SHARE``.
         """
         few = self.sequences[: max(1, HEAD_TOKENS // self.sequences.shape[1])]
         floats = None if self.floats is None else self.floats[: len(few)]
@@ -168,7 +168,7 @@ class CalibrationOps(SequenceOps):
         return super().sublayer(kind, layer, x, body, scale, norm)
 
     def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
-        """Quantize the matrices of each expert with what comes to it behind the matrices before."""
+        """Quantize the matrices of each expert, with inputs after the matrices quantized before."""
         facts, middle = self.arch.facts.experts, len(h) // 2
         assert facts is not None
         exact = super().experts(h[:middle], rule, activation)
@@ -199,7 +199,7 @@ class CalibrationOps(SequenceOps):
         return np.concatenate([exact, y.reshape(exact.shape)])
 
     def head(self, x: Array, norm: Norm | None, head: Linear) -> Array:
-        """Quantize a head that was not quantized as the embedding; nobody needs its logits."""
+        """Quantize a head that was not quantized as the embedding; its logits are not needed."""
         if not self._head_first:
             self._product = False
             self.linear(self.encoded(x, norm), (head,), joined=False)
@@ -298,7 +298,7 @@ def chosen_levels(
     Args:
         quantizer: one that needs calibration runs the model here; any other quantizes when a matrix is stored.
         texts: [S, T], tokens of the calibration text; see ``sequences``.  Of an encoder-decoder with its sources.
-        folder: where a temporary file may lie: about as large as the weights.
+        folder: for a temporary file, about as large as the weights.
 
     Raises:
         ExportError: activations that are not finite.
@@ -311,7 +311,7 @@ def chosen_levels(
         if isinstance(texts, SourcedTexts):
             assert arch.encoder is not None
             spool.encoder, encoder = (inner := SpooledLevels(other, quantizer)), arch.encoder
-            # no matrix of an encoder is the decoder's LM head, whatever it is called
+            # no matrix of an encoder is the decoder's LM head, regardless of its name
             ids, given = split_sources(texts.sources)
             ops = CalibrationOps(encoder, ids, quantizer, lambda name: blocks(f"encoder.{name}"), inner,
                                  floats=None if given is None else np.concatenate([given, given]))  # fmt: skip

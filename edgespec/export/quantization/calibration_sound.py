@@ -1,4 +1,4 @@
-"""Recordings that the export of a model that hears calibrates and measures on."""
+"""Read the recordings that a speech model's export calibrates and measures on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def read_sounds(path: Path, part: FeaturePart, rows: int) -> NDArray[np.float32]
         rows: of a piece; two frames of 10 ms each.
 
     Returns:
-        float32 [S, rows, columns], at most ``MOST`` of them, in an order that follows from their contents; what does
-        not fill a piece is left out, but for a recording that is shorter than one, which silence follows.
+        float32 [S, rows, columns], at most ``MOST`` of them, in an order that depends on their contents.  An
+        incomplete last piece is left out; silence fills a recording that is shorter than one piece.
 
     Raises:
         ExportError: no recording there, or one that cannot be read.

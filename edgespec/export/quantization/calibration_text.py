@@ -13,7 +13,7 @@ from edgespec.errors import ExportError
 from edgespec.export.quantization.calibrate import sequences
 from edgespec.runtimes.text.codec import TextCodec
 
-MIN_TOKENS = 32  # whatever the context
+MIN_TOKENS = 32  # minimum, for every context
 MEASURED_TOKENS = 512  # at the text's beginning: what parity, acceptance and the search are measured on
 QUANTIZER_TOKENS = 8192  # bounds the activations that awq and gptq hold
 
@@ -39,7 +39,7 @@ def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> Calibr
     """Read the text.
 
     Args:
-        file: as of ``--calibration``; None = the one in the model's folder, or the built-in one.
+        file: the value of ``--calibration``; None = the one in the model's folder, or the built-in one.
 
     Raises:
         ExportError: the file cannot be read, or is too short.

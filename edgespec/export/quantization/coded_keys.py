@@ -34,7 +34,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model says of a text: likeliest token and -log p of the right one, each [positions]."""
+    """A model's predictions of a text: likeliest token and -log p of the right one, each [positions]."""
 
     best: NDArray[np.int64]
     surprise: NDArray[np.float64]

@@ -14,9 +14,9 @@ AGAIN = 0.1  # of the mean of the diagonal: added where float32 finds products s
 
 
 def upper_root(products: Array, damping: float) -> Array:  # [k, k] -> [k, k]
-    """R, upper triangular, with R @ R.T = products, ``damping`` times the mean of their diagonal added to it.
+    """Return R, upper triangular, with R @ R.T = products + ``damping`` times the mean of their diagonal.
 
-    What lies below the diagonal means nothing, and nobody reads it.
+    Entries below the diagonal are undefined; callers must not read them.
     """
     more = np.float32(damping)
     while True:

@@ -1,14 +1,14 @@
 """Quantizing with error feedback: GPTQ, and the corrections of GPTAQ.
 
-* GPTQ (Frantar et al., arXiv 2210.17323): column by column, the error of each is made up for by those that follow. It
-  is done as LDLQ (Chee et al., arXiv 2307.13304, who show that both are the same): a column is quantized together with
-  a linear function of the errors before it, for which no inverse is needed.
-* ``correction``: weights are moved so that a matrix makes up for the errors of the quantized matrices before it, the
+* GPTQ (Frantar et al., arXiv 2210.17323): quantizes column by column, and later columns compensate for the error of
+  each.  It is computed as LDLQ (Chee et al., arXiv 2307.13304, who show that both are the same): a column is
+  quantized together with a linear function of the errors before it, which needs no inverse.
+* ``correction``: weights are moved so that a matrix compensates for the errors of the quantized matrices before it, the
   asymmetric calibration of GPTAQ (Li et al., arXiv 2504.02692), by ridge regression: the outputs to match are those of
   the unquantized model, whose inputs f differ from the inputs x that the matrix gets.  A matrix that writes into the
-  residual stream also makes up for what that stream has lost.
+  residual stream also compensates for the loss of that stream.
 
-Of 8 bits, the upper four are a model too (planes.py): their errors are fed back apart.
+The upper four of 8 bits are a model too (planes.py), with separate error feedback.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TOGETHER = 1024  # rows of a thread, at most
 
 
 def feedback_factor(products: Array, damping: float = DAMPING) -> Array:  # [k, k] -> [k, k]
-    """Compute how columns make up for the errors of those before them.
+    """Compute how columns compensate for the errors of those before them.
 
     The damped products are F @ D @ F.T with D diagonal and ones on the diagonal of F: an error of 1 in column i adds
-    F[i, j] to what column j is to be.  What lies below the diagonal means nothing.
+    F[i, j] to the goal of column j.  Entries below the diagonal are undefined.
     """
     root = upper_root(products, damping)
     root /= np.diag(root).copy()
@@ -52,7 +52,7 @@ def quantize_corrected(
     threads = default_threads()
     count = threads * -(-len(weight) // (threads * TOGETHER))
     parts = [part for part in np.array_split(weight, count) if len(part)]
-    # threads of BLAS would wait for each other: five times as long, with two of ours
+    # threads of BLAS would wait for each other: five times as long, with two of our threads
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:  # numpy computes without the lock
         made = list(pool.map(lambda rows: _corrected(rows, form, feedback, importance), parts))
     return np.concatenate([levels for levels, _ in made]), np.concatenate([scales for _, scales in made])
@@ -61,7 +61,7 @@ def quantize_corrected(
 def _corrected(weight: Array, form: Blocks, feedback: Array, importance: Array | None) -> Quantized:
     (n, k), bits, size = weight.shape, form.bits, form.size
     zero, blocks = 1 << (bits - 1), form.count(weight.shape[1])
-    reach = HALF_MAX * np.float32(zero)  # what lies beyond the largest scale would make the rest infinite
+    reach = HALF_MAX * np.float32(zero)  # larger weights than the largest scale allows would make the rest infinite
     exact = np.clip(np.ascontiguousarray(weight.T), -reach, reach)  # [k, n]
     # of 8 bits once for them and once for their upper four, [1 or 2, k, n]
     errors = np.empty((2 if bits == 8 else 1, k, n), np.float32)

@@ -65,7 +65,7 @@ def windows(tokens: Sequence[int], context: int) -> Iterator[list[int]]:
 
 
 def collect_keys(slot: Slot, tokens: Sequence[int]) -> tuple[NDArray[np.float16], NDArray[np.int64]]:
-    """Keys of all layers, [layers, kv_heads, n, head_dim], and the positions they stand at, [n]."""
+    """Return the keys of all layers, [layers, kv_heads, n, head_dim], and their positions, [n]."""
     facts = slot.model.facts
     whole = list(windows(tokens, slot.context))
     most = MOST_BYTES // (2 * facts.kv_layers * facts.kv_heads * facts.head_dim) // len(whole)
@@ -177,7 +177,7 @@ def _means_from(
     error = np.zeros(channels)
     for turn in range(ROUNDS + 1):
         limits = (centroids[:, 1:] + centroids[:, :-1]) / 2
-        cuts = np.stack([np.searchsorted(*each) for each in zip(ordered, limits, strict=True)])  # how many lie below
+        cuts = np.stack([np.searchsorted(*each) for each in zip(ordered, limits, strict=True)])  # keys below each limit
         bounds = np.concatenate([np.zeros((channels, 1), int), cuts, np.full((channels, 1), n)], 1)
         counts = np.diff(bounds, axis=1)
         totals = np.diff(np.take_along_axis(sums, bounds, 1), axis=1)

@@ -1,4 +1,4 @@
-"""What layers compute, in float32 numpy: activations, recurrences, the choice of experts."""
+"""Operations of layers in float32 numpy: activations, recurrences, the choice of experts."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _unit(x: Array) -> Array:
 
 
 def _projections(x: Array, heads: DeltaHeads) -> tuple[Array, Array, Array]:  # [B, T, value heads, dim] each
-    """Cut q, k, v apart, and repeat q and k for the heads of values."""
+    """Split q, k and v, and repeat q and k for the heads of values."""
     q, k, v = np.split(x, np.cumsum([heads.keys * heads.key_dim] * 2), -1)
     q, k = (np.repeat(part.reshape(*x.shape[:2], heads.keys, -1), heads.values // heads.keys, 2) for part in (q, k))
     return q, k, v.reshape(*x.shape[:2], heads.values, -1)
 
 
 def gated_delta(
-    x: Array,  # [B, T, k]: q, k, v behind the convolution
+    x: Array,  # [B, T, k]: q, k, v after the convolution
     a: Array,  # [B, T, value heads]
     b: Array,  # [B, T, value heads]
     bias: Array,  # [value heads]
@@ -80,7 +80,7 @@ def gated_delta(
 
 
 def state_space(
-    x: Array,  # [B, T, k]: q, k, v behind the convolution
+    x: Array,  # [B, T, k]: q, k, v after the convolution
     a: Array,  # [B, T, value heads]
     bias: Array,  # [value heads]
     rate: Array,  # [value heads]

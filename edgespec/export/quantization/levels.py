@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.formats import BLOCK as BLOCK  # beside what makes the levels
+from edgespec.runtimes.files.formats import BLOCK as BLOCK  # exported with the functions that choose levels
 from edgespec.runtimes.files.formats import FOUR_BITS as FOUR_BITS
 from edgespec.runtimes.files.packing import BLOCKS as BLOCKS
 from edgespec.runtimes.files.packing import Blocks as Blocks

@@ -1,4 +1,4 @@
-"""Text that a model writes itself, to calibrate on: there is no better sample of what it will be run on."""
+"""Generate calibration text with the model itself: the best sample of its later input."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def write_own_text(
     """Let a model write sequences at temperature 1, as in LLM-QAT (arXiv 2305.17888).
 
     Args:
-        slot: any slot of the model; native operators write ``TOGETHER`` sequences in a pass.
-        begin: what a text begins with, such as BOS; where there is none, every text begins with a random token.
+        slot: any slot of the model; native operators generate ``TOGETHER`` sequences in a pass.
+        begin: first tokens of a text, such as BOS; if empty, every text begins with a random token.
         eos: a new text begins in the same sequence after one of these.
-        seed: of everything that is drawn.
-        progress: told the tokens so far, and of how many.
-        longest: tokens of a sequence, where the model's context has room for as many.
-        attend: lets slots attend over a source each, those of the sequences from a number on.
+        seed: of all sampling.
+        progress: called with the tokens so far, and their total.
+        longest: maximum tokens of a sequence; the model's context may be shorter.
+        attend: lets slots attend over a source each, starting with that of the given sequence.
     """
     length, native = min(longest, slot.context - 1), slot.model.graph.operators == "native"
     together = TOGETHER if native else 1

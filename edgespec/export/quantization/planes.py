@@ -1,10 +1,9 @@
-"""Levels of 8 bits of which the upper four make a good model by themselves: what self-speculation drafts with.
+"""Choose 8-bit levels whose upper four bits are a good model too: the draft model of self-speculation.
 
-A level of 8 bits is 16 h + l.  A draft reads h alone, and takes 16 h + 7.5 for the level (kind ``p8``).  Which draft a
-matrix gives depends on its scales, and, where errors are fed back, on which of two levels near a step of h is chosen.
-MatGPTQ (arXiv 2602.03537) quantizes for several precisions at once with one rest of every weight, fed by a mean of
-their errors.  Here each precision has a rest of its own: it lost less of either with the same weight
-(docs/dev/log.md).
+A level of 8 bits is 16 h + l.  A draft reads only h, and uses 16 h + 7.5 for the level (kind ``p8``).  The draft of a
+matrix depends on its scales, and, with error feedback, on the choice between the two levels near a step of h.  MatGPTQ
+(arXiv 2602.03537) quantizes for several precisions at once with one remainder per weight, from a mean of their errors.
+Here each precision has a separate remainder, which lost less in both with the same weight (docs/dev/log.md).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 from edgespec.export.quantization.levels import Array, half, reciprocal
 
 STEP = np.float32(16)  # levels of 8 bits for one of 4
-MIDDLE = np.float32(7.5)  # of the levels that a draft cannot tell apart
+MIDDLE = np.float32(7.5)  # mean of the levels that are equal for a draft
 # Weights of the draft's squared error.  In the choice of a scale without feedback: it costs 8 bits 1 % at most.  With
 # feedback, which gains 8 bits a third over that, both together cost about 2 % of it (docs/dev/log.md).
 SCALE_WEIGHT, CORRECTED_SCALE_WEIGHT = 0.006, 0.02
@@ -57,7 +56,7 @@ def levels_for_both(exact: Array, draft: Array) -> Array:  # [n], [n] -> [n]
 
     Args:
         exact: weights that 8 bits are to give, over their scales.
-        draft: those that their upper four bits are to give; each has had the errors of its own precision fed back.
+        draft: goal of their upper four bits; each includes the fed-back errors of its precision.
     """
     best, least = np.zeros_like(exact), np.full_like(exact, np.inf)
     for wanted in (draft - MIDDLE, exact - MIDDLE):

@@ -16,7 +16,7 @@ from edgespec.export.quantization.mse import quantize_searched
 from edgespec.export.source.source import Checkpoint
 from edgespec.extensions import Table
 
-PieceQuantizer = Callable[[Array, Blocks], Quantized]  # rows [n, k] of a matrix, and what is made of them
+PieceQuantizer = Callable[[Array, Blocks], Quantized]  # rows [n, k] of a matrix -> their levels
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DirectLevels:
         self.encoder = self
 
     def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
-        """Pieces of the checkpoint's matrix ``name`` [n, k], in order, and what was made of them."""
+        """Yield pieces of the checkpoint's matrix ``name`` [n, k], in order, and their levels."""
         quantize, rows = self.quantizer.prepare(None), source.pieces(name)
 
         def following() -> tuple[Array, Quantized] | None:

@@ -1,6 +1,6 @@
 """The source model in float32 numpy, streamed: one matrix in memory at a time.
 
-What a bundle is compared with.  It reads the source weights itself and shares only the architecture file with the
+Bundles are compared with it.  It reads the source weights itself and shares only the architecture file with the
 graphs.
 """
 
@@ -149,7 +149,7 @@ class NumpyOps(Pass[Array]):
         return self._placed(x, 1, positions)
 
     def insert(self, x: Array, first: int) -> Array:
-        return x  # a text alone
+        return x  # a text only
 
     def plus(self, x: Array, product: Array) -> Array:
         return x + product
@@ -276,8 +276,8 @@ class SequenceOps(NumpyOps):
     Args:
         sequences: int [S, T], each from an empty past.
         rows: positions whose logits are computed; None = all.
-        source: what is read instead of the architecture's checkpoint.
-        floats: [B, R, width], as of ``NumpyOps``, of each sequence its own.
+        source: read instead of the architecture's checkpoint.
+        floats: [B, R, width], see ``NumpyOps``, different for each sequence.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class WeightChoice:
 
     @property
     def drafter_head(self) -> Format | None:
-        """Of a drafter's LM head and what fuses hidden states: int8 in a bundle of 4 bits, unless it was chosen."""
+        """Return the format of a drafter's LM head and fusing matrix: as chosen, or int8 in a bundle of 4 bits."""
         return self.asked or ("int8" if self.four else None)
 
     @property

@@ -1,7 +1,7 @@
-"""What a chat template writes, as data: for runtimes that run no templates.
+"""Describe the output of a chat template as data, for runtimes that run no templates.
 
-In most templates the text between two messages depends on their roles alone.  Those gaps are read off, and the template
-is compared with them on a battery of conversations: a template that does anything else is refused, with the reason.
+In most templates the text between two messages depends only on their roles.  Those gaps are extracted, and the template
+is compared with them on a battery of conversations.  Any other template is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _CONTENTS = (
 def chat_data(codec: TextCodec) -> dict[str, Any]:
     """Return the template of a model as ``gaps``, or why it is ``refused``.
 
-    Gaps are texts by "before>after": roles, ``start``, and ``answer`` for what stands before an answer.  ``trimmed``:
-    roles whose contents lose the white space around them; ``thoughts``: earlier answers lose what is before </think>.
-    Of a template that knows pictures, "before>user+image" stands before the words of a message that begins with one.
+    Gaps are texts by "before>after": roles, ``start``, and ``answer`` for the text before an answer.  ``trimmed``:
+    roles whose contents lose the white space around them; ``thoughts``: earlier answers lose their text before
+    </think>. In a template that knows images, "before>user+image" is the text before a message that begins with one.
     """
     template = codec.chat_template
     if template is None:

@@ -72,7 +72,7 @@ def tokenizer_facts(folder: Path, config: Mapping[str, Any], vocab: int, codec: 
 
     Args:
         folder: of the model.
-        config: what stands in its config.json of its text.
+        config: the part of its config.json for text.
         vocab: tokens that it has.
 
     Raises:
@@ -127,10 +127,10 @@ def check_sizes(target: ModelFacts, draft: ModelFacts) -> None:
 
 
 def check_same_vocabulary(target: ModelFacts, draft: ModelFacts, ours: TextCodec, theirs: TextCodec) -> None:
-    """Refuse a draft whose tokens mean something else.
+    """Check that a draft's tokens mean the same.
 
     Raises:
-        IncompatibleDraft: sizes too far apart, or a token that differs; both values are named.
+        IncompatibleDraft: sizes differ too much, or a token differs; both values are named.
     """
     check_sizes(target, draft)
     mine, other = ours.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
@@ -174,10 +174,10 @@ RULES = ("top_k", "top_p", "min_p")  # which transformers applies only where it 
 
 
 def sampling_part(folder: Path) -> SamplingPart | None:
-    """Read how a model asks for tokens to be chosen; None = it says nothing.
+    """Read a model's default sampling parameters; None = it has none.
 
-    As in transformers, ``do_sample`` decides whether the temperature and the rules beside it are used at all; what the
-    file leaves out is off, and the temperature 1.
+    As in transformers, ``do_sample`` decides whether temperature and the other rules are used at all.  A rule that the
+    file leaves out is off; the temperature is then 1.
 
     Raises:
         ExportError: a value that cannot be.

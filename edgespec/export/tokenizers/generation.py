@@ -1,4 +1,4 @@
-"""What generation_config.json says of how texts are written: its values, and the rules of which tokens may come."""
+"""Read generation_config.json: its values, and its rules for allowed tokens."""
 
 from __future__ import annotations
 

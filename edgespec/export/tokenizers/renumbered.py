@@ -1,7 +1,7 @@
 """Tokenizers of encoder-decoders without a tokenizer.json: sentencepiece models whose tokens have other numbers.
 
 Layouts as in transformers: Marian and M2M-100 number pieces by a vocab.json, fairseq's models (mBART, NLLB) put four
-tokens of their own first, T5 and Pegasus add sentinels, and ByT5 has bytes for tokens (arXiv 2105.13626).
+special tokens first, T5 and Pegasus add sentinels, and ByT5 has bytes for tokens (arXiv 2105.13626).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _named_languages(config: dict[str, Any]) -> list[str]:
 
 
 _SENTINELS: dict[str, Callable[[list[str], int], dict[str, int]]] = {
-    # T5: sentinels behind the pieces, the first of them last
+    # T5: sentinels after the pieces, the first of them last
     "T5Tokenizer": lambda pieces, extra: (
         {piece: at for at, piece in enumerate(pieces)}
         | {SENTINEL.format(extra - 1 - at): len(pieces) + at for at in range(extra)}
@@ -172,7 +172,7 @@ def _finished(
 
 
 def _bytes(config: dict[str, Any]) -> Described:
-    """ByT5: a token a byte, behind padding, end and unknown; sentinels last."""
+    """ByT5: one token per byte, after padding, end and unknown; sentinels last."""
     extra = int(config.get("extra_ids") or 125)
     ids = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {text: byte + 3 for byte, text in enumerate(byte_texts())}
     ids |= {SENTINEL.format(at): 259 + at for at in range(extra)}

@@ -1,8 +1,8 @@
-"""Sentencepiece models as a tokenizer.json.
+"""Convert sentencepiece models to a tokenizer.json.
 
-The same pieces from the same text: Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226.  Two things
-are as in transformers, not as in sentencepiece: control and user-defined symbols are found in a text before anything
-else, and what lies between them is normalised by itself.
+The same pieces from the same text: Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226.  Two things are as in
+transformers, not as in sentencepiece.  Control and user-defined symbols are found in a text before anything else.  The
+text between them is normalized piece by piece.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of p
 UNIGRAM, BPE = 1, 2  # kinds of models; 3 and 4 are words and characters
 SPACE = "\u2581"
 MANY = 1 << 20  # leading spaces that decoding drops where sentencepiece drops all of them
-NEVER = 1000.0  # so much below the least score, a piece is in no best segmentation
+NEVER = 1000.0  # so far below the lowest score, a piece is in no best segmentation
 SentencePiece = Any  # sentencepiece_model_pb2.ModelProto
 
 
@@ -51,11 +51,11 @@ def read_sentencepiece(file: Path) -> SentencePiece:
 
 
 def describe_sentencepiece(file: Path, model: SentencePiece, config: dict[str, Any]) -> Described:
-    """tokenizer.json, without added tokens and BOS.
+    """Return tokenizer.json, without added tokens and BOS.
 
     Args:
         config: tokenizer_config.json; ``legacy`` (default true): a space is put before every section between special
-            tokens, else before the text alone; ``add_prefix_space``: whether at all.
+            tokens, otherwise only before the text; ``add_prefix_space``: whether at all.
     """
     _refuse_unknown(file, model)
     prefix = config.get("add_prefix_space")
@@ -71,7 +71,7 @@ def describe_sentencepiece(file: Path, model: SentencePiece, config: dict[str, A
 
 
 def symbols(model: SentencePiece) -> dict[int, tuple[str, bool]]:
-    """Tokens that are found in a text as they stand: id -> (text, whether it is special)."""
+    """Return tokens that are found in a text without normalization: id -> (text, whether it is special)."""
     found = {
         number: (piece.piece, piece.type != USER_DEFINED)
         for number, piece in enumerate(model.pieces)
@@ -145,8 +145,8 @@ def _bpe(model: SentencePiece) -> Described:
 
 
 def merges(tokens: Sequence[str], ranks: Sequence[float], usable: Sequence[bool]) -> list[list[str]]:
-    """Make merges for a SentencePiece BPE vocabulary, which has none of its own: at every step it joins the two pieces
-    that make the best token, so every way to cut a token into two tokens is a merge, ranked as the token is.
+    """Make merges for a SentencePiece BPE vocabulary, which has none.  At every step it joins the two pieces that
+    make the best token, so every way to cut a token into two tokens is a merge, ranked as the token is.
 
     Args:
         ranks: of each token, the lowest first.

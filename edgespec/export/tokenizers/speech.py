@@ -1,4 +1,4 @@
-"""What a model that hears says of its transcripts: special tokens by their names, rules by generation_config.json."""
+"""Read the transcript format of a speech model: special tokens by name, rules from generation_config.json."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def _tokens(told: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _languages(codec: TextCodec, start: int, end: int) -> dict[str, int]:
-    """Tokens of languages stand between the one that begins a transcript and those of tasks."""
+    """Return the language tokens: those between the start of a transcript and the tokens of tasks."""
     named = ((token, codec.tokenizer.id_to_token(token) or "") for token in range(start + 1, end))
     return {match[1]: token for token, name in named if (match := _LANGUAGE.fullmatch(name))}

@@ -1,7 +1,7 @@
-"""Mistral's own tokenizers, tekken.json: tokens of bytes by rank behind special ones (github.com/mistralai).
+"""Mistral's own tokenizers, tekken.json: tokens of bytes by rank, after special ones (github.com/mistralai).
 
-Of two neighbours in a word, those are merged first whose bytes together have the lowest rank; a word that is a token is
-one at once.
+Among neighbors in a word, the pair whose joined bytes have the lowest rank is merged first.  A word that is a token
+becomes one at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands around the texts of an encoder-decoder, and the rules that its generation_config.json gives them."""
+"""Find the tokens around the texts of an encoder-decoder, and the rules in its generation_config.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgespec.runtimes.text.sources import SourceTexts
 _LANGUAGE = re.compile(
     r"^(>>[\w-]+<<|__[a-z]{2,4}__|<2[A-Za-z_-]{2,12}>|<\|[a-z]{2,3}\|>|[a-z]{2,3}_[A-Z][A-Za-z]{1,3})$"
 )
-_FIRST = (">>", "<2")  # those stand before the source and name the language to be written
+_FIRST = (">>", "<2")  # prefixes of tokens that come before the source and name the target language
 
 
 def text_form(folder: Path, config: Mapping[str, Any], codec: TextCodec, sources: TextCodec | None = None) -> TextForm:
@@ -73,9 +73,9 @@ def _known(name: Any, languages: Mapping[str, int]) -> str | None:
 
 
 def surroundings(form: TextForm, codec: TextCodec) -> tuple[list[int], tuple[list[int], list[int]]]:
-    """Return what a decoder's text begins with, and what stands before and behind the words of a source.
+    """Return the first tokens of a decoder's text, and the tokens before and after the words of a source.
 
-    Where languages must be told, they are the first that the model has.
+    If languages are required, use the model's first ones.
 
     Args:
         codec: of sources.

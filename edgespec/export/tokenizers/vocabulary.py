@@ -122,11 +122,11 @@ def added_tokens(
     """All added tokens by id: of the vocabulary itself, added_tokens.json, added_tokens_decoder, then named ones.
 
     Args:
-        vocab: token -> id of the vocabulary.  A named token that has no id gets the next one, as in transformers, if
-            it is one that a model writes or reads: not for padding, masks and the like.
+        vocab: token -> id of the vocabulary.  As in transformers, a named token without an id gets the next one, if
+            texts contain it: not for padding, masks and similar tokens.
 
     Raises:
-        ExportError: an id that is no id, or two tokens of one name.
+        ExportError: an invalid id, or two tokens of one name.
     """
     found = base | explicit_tokens(folder, config)
     ids = {token.text: number for number, token in found.items()}

@@ -62,7 +62,7 @@ def run_steps(
 
     Args:
         accelerator: of accelerate; its processes share every batch.
-            state: stores checkpoints, from the main process only.
+        state: stores checkpoints, from the main process only.
         look: measures held-out top-1 accuracy by head.
 
     Raises:

@@ -109,7 +109,7 @@ def draft_acceptance(
     Args:
         logits_of: the draft's logits [B, T, vocab] of tokens [B, T].
         windows: text, typically the target's own.
-            start: see ``rank_shares``.
+        start: see ``rank_shares``.
 
     Returns:
         ``overlap``: mean of sum min(p, q), the acceptance rate of speculative sampling at temperature 1 (arXiv

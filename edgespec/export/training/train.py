@@ -70,7 +70,7 @@ class Trainer:
     """One run of ``edgespec train``.
 
     Args:
-            report: called with (stage, done, of, detail), only by the main process.
+        report: called with (stage, done, of, detail), only by the main process.
     """
 
     def __init__(self, options: TrainOptions, report: Progress | None = None) -> None:

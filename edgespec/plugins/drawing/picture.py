@@ -57,12 +57,12 @@ def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threadin
     if len(result.tokens) < count:
         raise EdgespecError(f"the picture has {len(result.tokens)} of {count} codes: {result.finish}")
     codes = np.array(result.tokens, np.int64).reshape(image.rows, image.columns) - part.first
-    whole = replace(result, finish="eos")  # that is its end, though no token says so
+    whole = replace(result, finish="eos")  # the image is complete, without an EOS token
     return Drawing(pixels_of(engine.code_decoder.run(codes)), whole)
 
 
 def _prompt(engine: LoadedBundle, image: ImageCodes, prompt: str, other: str) -> tuple[list[int], list[int] | None]:
-    """Write down what is to be drawn -> its tokens, and those of guidance's other half; None = the bundle's own."""
+    """Encode the description of an image -> its tokens, and those of guidance's other half; None = the bundle's own."""
     if image.caption is not None and prompt.strip():
         reader = engine.reader()
         assert isinstance(reader, Captions)

@@ -113,7 +113,7 @@ class Distance(Lossy):
 
 @dataclass(frozen=True, kw_only=True)
 class All(Lossy):
-    """Accept every guess, whatever the model computes."""
+    """Accept every draft token."""
 
     rule: ClassVar[str] = "all"
     form: ClassVar[str] = "all"

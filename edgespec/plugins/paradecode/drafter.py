@@ -1,9 +1,9 @@
-"""Early exits whose skipped layers are made up for together: AdaDecode / ParaDecode (Wei et al., arXiv 2506.03700).
+"""Early exits whose skipped layers are computed together: AdaDecode / ParaDecode (Wei et al., arXiv 2506.03700).
 
-A token runs the first layers and asks an exit.  If that is confident, its guess starts at once as the next token, and
-the layers above are deferred.  When a token is not sure of its successor it goes on to the top, and the deferred rows
-of all tokens before go with it: one pass over the upper layers for all of them, from their stored hidden states, whose
-logits verify every guess.  Nothing runs twice, and keys and values end as in plain decoding.
+A token runs the first layers and computes an exit.  If that is confident, its draft token starts immediately as the
+next token, and the layers above are deferred.  If not, the token continues to the top, together with the deferred rows
+of all tokens before it.  This is one pass over the upper layers, from their stored hidden states, and its logits verify
+every draft token.  Nothing runs twice, and keys and values end as in plain decoding.
 
 ::
 
@@ -38,7 +38,7 @@ class Resumed:
     """The pass over a chain whose first ``layer`` layers have run.
 
     ``hidden``: float32 [n, hidden], the residual stream of its rows before that layer; their keys and values are in the
-    cache up to there.  A pass over the first rows alone will do.
+    cache up to there.  A pass over only the first rows is allowed.
     """
 
     def __init__(self, target: Target, hidden: NDArray[np.float32], layer: int) -> None:
@@ -52,10 +52,10 @@ class Resumed:
 
 
 class ParaDecode(DrawingDrafter):
-    """Guesses from early exits, with the layers that made them kept for verification.
+    """Drafts from early exits, and keeps their layers for verification.
 
-    ``exits``: after how many layers, ascending; ``threshold``: the confidence (largest probability) from which one is
-    taken; ``most``: tokens in flight, whatever the budget.
+    ``exits``: after how many layers, ascending; ``threshold``: the confidence (largest probability) from which a
+    token is drafted; ``most``: maximum tokens in flight, for every budget.
     """
 
     name = "paradecode"
@@ -77,7 +77,7 @@ class ParaDecode(DrawingDrafter):
         """Guess while exits are sure, and keep the hidden states of the rows before the last layers."""
         most, edges = min(budget, self.most), (0, *self.exits)
         segments = len(self.exits)
-        # waiting[s]: rows that have run s segments and wait for a row that goes on, oldest first
+        # waiting[s]: rows that have run s segments and wait for a row that continues to the top, oldest first
         waiting: list[list[NDArray[np.float32]]] = [[] for _ in range(segments + 1)]  # [1, hidden] each
         guesses: list[int] = []
         probs: list[NDArray[np.float64]] = []  # [vocab] each
@@ -127,7 +127,7 @@ class ParaDecode(DrawingDrafter):
             best = best if found.tokens is None else int(found.tokens[best])
         if not np.isfinite(chance):
             raise EdgespecError("expected finite logits of an exit, got NaN or infinity")
-        # confidence is the distribution's, not the drawn guess's: else the offer would depend on the draw
+        # confidence is the largest probability, not the sampled token's: otherwise the offer would depend on sampling
         if chance <= self.threshold:
             return False
         if params.plain_greedy:

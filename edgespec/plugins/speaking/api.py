@@ -84,7 +84,7 @@ async def respond(jobs: Jobs, call: Call) -> Response:
 
 
 def speech_settings(engine: Engine, asked: dict[str, Any], tokens: int) -> Settings:
-    """Make the settings of a request; ``tokens``: most of an answer."""
+    """Make the settings of a request; ``tokens``: maximum length of an answer."""
     given = {name: asked[name] for name in ("temperature", "seed", "method") if asked[name] is not None}
     return OUTPUT.defaults(engine).changed(
         max_new_tokens=tokens, acceptance="coupled" if "seed" in given else "rejection", **given
@@ -110,7 +110,7 @@ async def spoken(
 
 
 async def answered(pieces: AsyncIterator[Samples], form: str, rate: int) -> Response:
-    """Answer with sound as it comes, or coded once all of it is there; what fails before the first is no answer.
+    """Send sound while it arrives, or encode the complete sound; an error before the first piece sends no sound.
 
     Raises:
         InvalidRequest: a form that this server cannot write.

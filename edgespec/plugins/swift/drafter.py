@@ -39,7 +39,7 @@ class StepCost:
     attention: float  # what leaving out one attention saves
     mlp: float  # what leaving out one MLP saves
     extra: float = 0.0  # what steps took beyond that on this machine; learned
-    high_attention: float = 0.0  # what reading the high plane alone of one attention saves
+    high_attention: float = 0.0  # time saved by reading only the high plane of one attention
     high_mlp: float = 0.0  # of one MLP
     high_head: float = 0.0  # of the LM head
 
@@ -55,17 +55,17 @@ class StepCost:
 
 
 class Swift(SelfSpec):
-    """Draws from the target itself with the best skip set known, and looks for a better one as it goes.
+    """Drafts with the target itself and the best known skip set, and searches for better sets as it decodes.
 
-    A seeded text of rejection sampling must not depend on the clock or on earlier requests: it is drafted with the set
-    that the search starts from, and nothing is searched.
+    A seeded text of rejection sampling must not depend on the clock or on earlier requests.  It is drafted with the
+    initial set of the search, and nothing is searched.
 
     Args:
         target: the model; without ``forward_hypotheses`` nothing is searched.
         search: which sets to try; it predicts speeds with ``step_cost``, which learns from the clock.
         costs: the verify curve.
-        share: most time that the search may take, as a share of the time of decoding.
-        branch: most guesses per node by depth; siblings are offered where they help.  None = chains.
+        share: maximum time of the search, as a share of the time of decoding.
+        branch: maximum draft tokens per node by depth; siblings are offered where they help.  None = chains.
     """
 
     name = "swift"
@@ -88,7 +88,7 @@ class Swift(SelfSpec):
             search.stopped = "this target cannot score sets"
         self.decoded_ms = self.search_ms = 0.0
         self.passes = 0
-        self._changes = 0  # of the set in use, but for texts that start from the same set every time
+        self._changes = 0  # number of the set in use, without texts that start from the same set every time
         self._reproducible = False
         self._siblings = SiblingPolicy((1,))
         self._unit_ms = 0.0  # time of a one-row pass
@@ -103,7 +103,7 @@ class Swift(SelfSpec):
     # -- drafting ----------------------------------------------------------------------------------------------------
 
     def begin(self, request: DraftRequest) -> None:
-        """Take up what other requests have found; a seeded text starts from the same set every time."""
+        """Load the results of other requests; a seeded text starts from the same set every time."""
         super().begin(request)
         self._reproducible = request.params.seeded_rejection
         self._use(self.search.initial if self._reproducible else self.search.best)
@@ -130,7 +130,7 @@ class Swift(SelfSpec):
         return SiblingPolicy(branch, price, least)
 
     def _draw(self, tokens: list[int], budget: int, weak: Weak | None) -> Proposal:
-        """Draw a chain that ends where a guess more does not pay, and siblings where they help."""
+        """Draft a chain up to the last token that is worth its time, and siblings where they help."""
         steps, how, length = self._steps(tokens), self.how(tokens), min(budget, self.gamma_max)
         return draw_siblings(steps, how, length, weak, self._siblings, self._bucket)
 
@@ -147,7 +147,7 @@ class Swift(SelfSpec):
 
     @property
     def _bucket(self) -> int:
-        """Number the set in use: each has an acceptance of its own."""
+        """Number the set in use: each has a separate acceptance."""
         return 0 if self._reproducible else self._changes
 
     def _use(self, skip: SkipSet) -> None:

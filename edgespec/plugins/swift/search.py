@@ -1,14 +1,14 @@
-"""Which sub-layers to leave out, searched while decoding: SWIFT (Xia et al., arXiv 2410.06916).
+"""Search while decoding for sub-layers to skip: SWIFT (Xia et al., arXiv 2410.06916).
 
-Differences from the paper: the objective is predicted speed rather than matchness at a fixed ratio, so that the ratio
-too is searched; the set to start from is scored first; a set is judged on windows that slide along the text, and takes
-the lead only after a second one; a linear model of what each sub-layer costs in acceptance stands in for its Gaussian
-process, and lends every set what others have shown of its parts.  Where int8 weights have two planes, a sub-layer is
-read whole, by its high plane alone, or left out.  The text is nowhere in here: only sets and counts.
+Differences from the paper: the objective is predicted speed, not matchness at a fixed ratio, so the search includes the
+ratio.  The initial set is scored first.  A set is judged on windows that slide along the text, and leads only after a
+second one.  Instead of a Gaussian process, a linear model of each sub-layer's cost in acceptance predicts every set
+from the results of others with the same parts.  If int8 weights have two planes, a sub-layer is read whole, read only
+by its high plane, or skipped.  The search never sees the text: only sets and counts.
 
-What was found is kept in the user's cache folder, in one small JSON file for a bundle (by its weights), the operators
-and a kind of text: ``CACHE/skip-sets/WEIGHTS-OPERATORS-KIND.json``.  It is sealed (``runtimes.files.sealed``): what
-somebody else wrote there is ignored.
+Results are kept in the user's cache folder, in one small JSON file for a bundle (by its weights), the operators and a
+kind of text: ``CACHE/skip-sets/WEIGHTS-OPERATORS-KIND.json``.  It is sealed (``runtimes.files.sealed``): a file from
+any other program is ignored.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from edgespec.runtimes.files.skip_sets import set_file
 
 GAMMA = 8  # longest draft whose speed is predicted
 _MODEL_EVERY = 3  # every third candidate is the model's; the paper's 25 suits a search of a thousand
-_UNIFORM = 0.3  # share of the other candidates that are drawn anew rather than mutated from the best
+_UNIFORM = 0.3  # share of the other candidates that are random rather than mutations of the best
 _CONFIRM = 2  # windows before a set may lead
-_AGAIN = 8  # candidates after which the leading set is scored again: texts change
+_AGAIN = 8  # candidates between two scores of the leading set: texts change
 _PATIENCE, _SURE_PATIENCE, _SURE = 100, 24, 0.94  # candidates without a better set; fewer above this acceptance
-_IN_SIGHT = 1.01  # a set that may well be so much faster is worth looking for
+_IN_SIGHT = 1.01  # minimum predicted speed-up of a set that is worth a search
 _MOST = 1000  # candidates of one search
 _MEMORY = 256.0  # guesses a record remembers; older ones fade
 _TRUST = 8.0  # guesses that the model's acceptance counts as
 _KEPT = 64  # records that are kept
 _LOSS = {"attention": 0.03, "mlp": 0.06}  # prior loss of log acceptance: attention is about twice as skippable
 _SPREAD = 0.06  # of that loss
-_HIGH_LOSS, _HIGH_SPREAD = 0.003, 0.01  # the same of reading the high plane alone
+_HIGH_LOSS, _HIGH_SPREAD = 0.003, 0.01  # the same for reading only the high plane
 
 VERSION = 1
 _KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -50,7 +50,7 @@ _KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 @dataclass
 class Record:
-    """What a set has shown."""
+    """Results of a set."""
 
     matched: float = 0.0  # guesses that were right
     seen: float = 0.0  # guesses that were scored
@@ -168,7 +168,7 @@ class OnlineSearch:
         return False
 
     def resume(self, records: dict[SkipSet, Record]) -> None:
-        """Go on from what an earlier search has seen; where both know a set, from the one that has seen more of it."""
+        """Continue from the records of an earlier search; of two records of a set, keep the one with more evidence."""
         for skip, record in records.items():
             if record.seen > self.records.get(skip, Record()).seen:
                 self.records[skip] = record
@@ -256,15 +256,15 @@ class OnlineSearch:
         self._precision, self._loss = precision, np.maximum(np.linalg.solve(precision, moment), 0)
 
     def _modelled(self) -> SkipSet:
-        """Find the fastest new set by a model drawn from the posterior (Thompson sampling)."""
+        """Find the fastest new set by a model sampled from the posterior (Thompson sampling)."""
         noise = self._random.standard_normal(len(self._loss))
         return self._fastest(np.maximum(self._loss + np.linalg.solve(np.linalg.cholesky(self._precision).T, noise), 0))
 
     def _fastest(self, loss: NDArray[np.float64]) -> SkipSet:  # [all]
         """Find the fastest new set if sub-layers cost these losses; none, if every likely set is known.
 
-        Losses add up, so the best set of every size is close to the sub-layers of the smallest loss for what they save:
-        only those sets are looked at.
+        Losses add up, so the best set of every size is close to the sub-layers with the smallest loss per saved time:
+        only those sets are checked.
         """
         singles = [SkipSet((1,)), SkipSet((), (1,)), SkipSet(high_attention=(1,)), SkipSet(high_mlp=(1,))]
         saved = [1 - self.cost(each) for each in singles[: 4 if self.planes else 2]]
@@ -295,12 +295,12 @@ class SkipStore:
                 f"stream kind {kind!r}: expected up to 32 lower-case letters, digits or dashes", "for example: code"
             )
         self.path = set_file(manifest, operators, kind)
-        self.purpose = f"skip sets of {self.path.stem}"  # another bundle's, or another kind's, are no record of this
+        self.purpose = f"skip sets of {self.path.stem}"  # records for other bundles or kinds of text do not apply
         self.note = ""
         self._read = 0  # time of the file that was read or written last
 
     def load(self, search: OnlineSearch) -> bool:
-        """Let ``search`` go on from what is stored; whether there was something new to go on from."""
+        """Load stored records into ``search``; return whether any were new."""
         try:
             stat = self.path.stat()
         except OSError:
@@ -320,7 +320,7 @@ class SkipStore:
         return True
 
     def save(self, search: OnlineSearch) -> None:
-        """Replace the file by what ``search`` knows; a folder that cannot be written is no failure."""
+        """Replace the file by the records of ``search``; ignore a folder that is not writable."""
         records = [
             {
                 **{name: list(layers) for name, layers in _layers(skip).items() if layers or name in _LOSS},

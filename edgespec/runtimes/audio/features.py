@@ -35,7 +35,7 @@ def log_mel(pieces: Iterable[Samples], bins: int, least: int = WINDOW_SAMPLES) -
     """Compute the features of a recording.
 
     Args:
-            pieces: float32 [m] each, one channel at 16,000 samples per second.
+        pieces: float32 [m] each, one channel at 16,000 samples per second.
         bins: bands; 80, or 128 for models from large-v3 on.
         least: samples; a shorter recording is filled up with silence.
 

@@ -39,11 +39,11 @@ def pieces(sound: Sound, rate: int = RATE, most_hours: float = MOST_HOURS) -> It
 
     Args:
         sound: a file, its bytes, or samples [n] or [n, channels]: floats from -1 to 1, or 16-bit integers.
-            rate: of an array, in samples per second; a file has its own.
-            most_hours: maximum length; a longer recording is refused once this much was read.
+        rate: of an array, in samples per second; a file has its own.
+        most_hours: maximum length; a longer recording is refused once this much was read.
 
     Yields:
-            float32 [m], m >= 1: one channel (the mean of all), ``RATE`` samples per second.
+        float32 [m], m >= 1: one channel (the mean of all), ``RATE`` samples per second.
 
     Raises:
         InvalidRequest: no such file, one that holds no sound or cannot be read, nothing in it, NaN or infinite

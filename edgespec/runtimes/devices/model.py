@@ -62,7 +62,7 @@ def choose_precision(
     """Choose the precision of a model's graphs on a device.
 
     Args:
-            part, device, wanted: see ``have_precisions``; None = float16 where both have it.
+        part, device, wanted: see ``have_precisions``; None = float16 where both have it.
         without_half: why the device has no float16; empty if it has.
 
     Raises:
@@ -88,19 +88,18 @@ class DeviceModel(Model):
     """The graphs of a model for a device.
 
     Args:
-            folder, part, checked: see ``Model``.
-            device: where it runs.
-            strict: rows have the same bits in every pass: see ``least_rows``.
-            precision: of activations, keys and values; None = float16 where the bundle has such graphs and the device
-            such
-                shaders, otherwise float32.
+        folder, part, checked: see ``Model``.
+        device: where it runs.
+        strict: rows have the same bits in every pass: see ``least_rows``.
+        precision: of activations, keys and values; None = float16 where the bundle has such graphs and the device such
+            shaders, otherwise float32.
 
-        Attributes:
-            number: type of keys and values.
+    Attributes:
+        number: type of keys and values.
 
-        Raises:
-            BundleError: the bundle has no graphs for the device, or not in this precision.
-            DeviceError: the device is missing, or has no float16.
+    Raises:
+        BundleError: the bundle has no graphs for the device, or not in this precision.
+        DeviceError: the device is missing, or has no float16.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ class AnswerShape:
         Args:
             template: the chat template that rendered it.
             prompt: its text.
-                tools: JSON schemas of the functions that may be called; without any, calls are read as text.
+            tools: JSON schemas of the functions that may be called; without any, calls are read as text.
             calls: the notation of calls; None = that of the template.
             reasoning: whether to separate thoughts from the text.
         """

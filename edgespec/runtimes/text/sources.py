@@ -35,7 +35,7 @@ class SourceTexts:
             target: the language of the answer; None likewise.
 
         Raises:
-                InvalidRequest: the model lacks the language, or requires one and got none.
+            InvalidRequest: the model lacks the language, or requires one and got none.
         """
         words = self.codec.encode(self._prefix(origin, target) + text, special=False)
         return self._filled(self.form.source, words, origin, target)

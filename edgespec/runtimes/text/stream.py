@@ -17,7 +17,7 @@ class StreamDecoder:
 
     Args:
         codec: the tokenizer.
-            prompt: the last tokens of the prompt, because some tokenizers need them to decode a word's leading space.
+        prompt: the last tokens of the prompt, because some tokenizers need them to decode a word's leading space.
         stop: strings that end the text; they are not part of it.
         markers: special tokens that are part of it.
 
