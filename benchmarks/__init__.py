@@ -1,4 +1,4 @@
-"""Measurements, apart from tests."""
+"""Measurements of speed, memory and quality."""
 
 import os
 

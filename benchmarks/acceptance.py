@@ -1,9 +1,9 @@
-"""How often guesses of trained heads or of a draft are right, on text of the target that nothing was trained on.
+"""Measure the acceptance of trained heads or of a draft, on the target's text, which was not used for training.
 
     python -m benchmarks.acceptance --model ./model --heads ./heads [--heads ./others] [--draft ./draft]
 
-The target draws texts at temperature 1 with a seed of their own; their first 16 tokens are the prompts, and the target
-goes on greedily too.  Needs the extra `train`.
+The target samples texts at temperature 1 with a separate seed.  Their first 16 tokens are the prompts, which the target
+also continues greedily.  Needs the extra `train`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The attention operator by KV format and depth, beside ONNX Runtime's GroupQueryAttention in float32.
+"""Time the attention operator by KV format and depth, with ONNX Runtime's GroupQueryAttention in float32.
 
     python -m benchmarks.attention [--shape llama-3.2-1b] [--depths 2048,8192,32768] [--threads 1]
 
-Both sides run a chain of layers with caches of their own, more than a processor's cache holds, one row a pass, in
-turns.  Ours carries a small matrix per layer (the operator takes its q, k and v from one); its time is measured apart,
-at depth 0, and subtracted.  Theirs is bare.
+Both sides run a chain of layers with separate caches, larger than a processor's cache, one row per pass,
+interleaved.  Edgespec's operator takes q, k and v from a small matrix per layer; the time of that matrix is measured
+at depth 0 and subtracted.  The other side has none.
 """
 
 from __future__ import annotations

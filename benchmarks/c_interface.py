@@ -1,9 +1,9 @@
-"""Passes of a native bundle through the C interface beside those of the operator in ONNX Runtime.
+"""Compare passes of a native bundle through the C interface with those of the operator in ONNX Runtime.
 
 python -m benchmarks.c_interface BUNDLE [--rows 1,4,128] [--turns N]
 
 Prints JSON: seconds to load and run a first pass, and the largest resident memory, each in a fresh process, the best
-of some; milliseconds of passes after 256 tokens, the two ways in turns, best and median; sizes of the libraries.
+of several; milliseconds of passes after 256 tokens, both ways interleaved, best and median; sizes of the libraries.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ print(json.dumps({"load_and_first_pass_s": round(perf_counter() - start, 4),
 
 
 def by_c(folder: Path, past: int = PAST) -> Callable[[int], object]:
-    """Open a bundle through the C interface -> run a pass of so many rows."""
+    """Open a bundle through the C interface -> run a pass of the given number of rows."""
     native = Native(folder / "model.native.onnx", tokens=PAST + 128, threads=0)
     native.prefill([1] * past)
     return lambda rows: native.forward([1 + at % 50 for at in range(rows)], top=1)
 
 
 def by_operator(folder: Path, past: int = PAST) -> Callable[[int], object]:
-    """Open it in ONNX Runtime -> run a pass of so many rows."""
+    """Open it in ONNX Runtime -> run a pass of the given number of rows."""
     slot = open_slot(Model(folder, read_manifest(folder).target, "native"))
     assert isinstance(slot, NativeSlot)
     slot.prefill([1] * past)
@@ -62,7 +62,7 @@ def by_operator(folder: Path, past: int = PAST) -> Callable[[int], object]:
 
 
 def loads(folder: Path, turns: int) -> dict[str, dict[str, float]]:
-    """Measure loading in fresh processes, in turns; the best of each."""
+    """Measure loading in fresh processes, interleaved; the best of each."""
     found: dict[str, list[dict[str, float]]] = {"c": [], "operator": []}
     for _ in range(turns):
         for name, all_of_it in found.items():
@@ -72,7 +72,7 @@ def loads(folder: Path, turns: int) -> dict[str, dict[str, float]]:
 
 
 def passes(folder: Path, rows: list[int], turns: int) -> dict[str, dict[str, list[float]]]:
-    """Measure passes in turns -> by rows and way, [best, median] milliseconds."""
+    """Measure passes, interleaved -> by rows and way, [best, median] milliseconds."""
     runs = {"c": by_c(folder), "operator": by_operator(folder)}
     found: dict[str, dict[str, list[float]]] = {}
     for count in rows:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: conditions, medians with intervals, alternating runs."""
+"""Shared parts of the benchmarks: conditions, medians with intervals, alternating runs."""
 
 from __future__ import annotations
 

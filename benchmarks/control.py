@@ -1,4 +1,4 @@
-"""Control and method auto by the clock, beside every fixed number of guesses and plain decoding.
+"""Time control and method auto against every fixed draft length and plain decoding.
 
     python -m benchmarks.control BUNDLE [--methods speculative,self-spec] [--lengths 1,2,3,4,5] [--data FOLDER]
         [--each 1] [--tokens 128] [--repeats 5] [--minutes 4]

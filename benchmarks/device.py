@@ -1,19 +1,20 @@
-"""How fast the native matrices are on a phone or an Arm board, and that its processor computes the same bits.
+"""Measure the speed of native matrices on a phone or an Arm board, and check that it computes the same bits.
 
     python -m benchmarks.device                              # the phone that adb knows (--serial, of several)
     python -m benchmarks.device --ssh pi@board               # a 64-bit Arm Linux that ssh knows
     python -m benchmarks.device --here                       # this machine
     python -m benchmarks.device --command qemu-aarch64       # an emulator: what it computes, not how fast
 
-One static program is built here of the product's own sources, copied there, run and removed: the device needs neither
-Python nor ONNX Runtime.  ANDROID_NDK, where it is set, names the NDK whose compiler is taken; otherwise it is
-aarch64-linux-gnu-g++, whose static programs Android's shell runs, too.
+One static program is built from the product's own sources on this machine, copied there, run and removed: the device
+needs neither Python nor ONNX Runtime.  ANDROID_NDK, where it is set, names the NDK whose compiler is used; otherwise it
+is aarch64-linux-gnu-g++, whose static programs also run in Android's shell.
 
-For each instruction set that the processor has it prints whether every kernel's hash is that of plain C++ on this
-machine, whether whole passes are right with several threads, and, in turns, memory bandwidth, byte products a second,
-passes over the matrices of some layers, and attention of as many layers behind a long text.  The least time that both
-roofs allow is 100 %; more says that memory was faster in a pass than in the read beside it.  "From the caches" is the
-same pass over weights that stay in the second cache: no faster memory would make it faster.
+For each instruction set of the processor it prints whether every kernel's hash is that of plain C++ on this machine,
+and whether whole passes are right with several threads.  Interleaved measurements follow: memory bandwidth, byte
+products per second, passes over the matrices of some layers, and attention of the same number of layers after a long
+text.  100 % is the least time that both rooflines allow; more means that memory was faster in a pass than in the
+separate read.  "From the caches" is the same pass over weights that stay in the second cache: faster memory would not
+make it faster.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def _others(expected: str, found: str) -> list[str]:
 
 
 def _shares(one: dict[str, Any]) -> dict[str, Any]:
-    """Give what was measured, beside what both roofs allow."""
+    """Return the measured times, with the limits of both rooflines."""
     found: dict[str, Any] = {"read_gb_s": round(one["read_gb_s"], 2), "dots_gmac_s": round(one["dots_gmac_s"], 1)}
     for name, form in one["formats"].items():
         reads, products = form["bytes"] / one["read_gb_s"] / 1e6, form["products"] / one["dots_gmac_s"] / 1e6  # ms
@@ -213,7 +214,7 @@ def _shares(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_memory(one: dict[str, Any], depth: int, heads: str) -> dict[str, Any]:
-    """Attention as it was measured, beside what the bandwidth allows."""
+    """Return the time of attention, with the limit of the bandwidth."""
     found: dict[str, Any] = {"depth": depth, "heads": heads, "read_gb_s": round(one["read_gb_s"], 2)}
     for name, form in one["formats"].items():
         reads = form["bytes"] / one["read_gb_s"] / 1e6  # ms

@@ -1,10 +1,10 @@
-"""The first token of a short request beside a long prompt that is being read: threads on one engine, and the server.
+"""Time the first token of short requests while a long prompt is read: with threads on one engine, and with the server.
 
     python -m benchmarks.first_token BUNDLE [--prompt 10000] [--most 60] [--threads 2] [--serve] [--method ar]
 
-Short requests come at random moments while the long prompt is read: by the target, and by what drafts for it where
-``--method`` has a model of its own, whether that helps or not.  Printed are milliseconds to their first text,
-alone and beside it, and the seconds that the long prompt took with all of them beside.
+Short requests arrive at random moments while the long prompt is read by the target, and by the draft model if
+``--method`` has one, whether that helps or not.  Prints milliseconds to their first text, alone and during the long
+prompt, and the seconds that the long prompt took with all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _threads(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of threads on one engine."""
+    """Measure threads on one engine."""
     import edgespec
 
     with edgespec.load(arguments.bundle, threads=arguments.threads) as engine:
@@ -60,7 +60,7 @@ def _threads(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _served(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of clients of a server of its own."""
+    """Measure clients of a new server."""
     import httpx
 
     command = [sys.executable, "-m", "edgespec", "serve", str(arguments.bundle), "--port", "0", "--name", "served"]
@@ -110,7 +110,7 @@ def _times(ask: Ask, arguments: argparse.Namespace) -> dict[str, Any]:
     while len(beside) < arguments.most:
         sleep(PAUSE * rng.random())
         ms = short()
-        if taken:  # it was not beside to the end
+        if taken:  # the long prompt ended before
             break
         beside.append(ms)
     reading.join()

@@ -1,13 +1,13 @@
-"""Whisper of random weights: features, encoder, memory and decoder rows, beside CTranslate2 and transformers.
+"""Time a Whisper of random weights, CTranslate2 and transformers: features, encoder, memory and decoder rows.
 
     python -m benchmarks.hearing small --format int8 --threads 2 --pairs 5
 
-30 s of sound; all run in turns, in one process, with as many threads.  ``features``: log-mel of 30 s; ``encoder``: all
-of its rows; ``fill``: keys and values of the memory; ``rows``: a pass of so many rows with 64 tokens before them;
-``text``: 32 tokens, greedy, from the encoder's rows on.  CTranslate2 (int8) and transformers (float32) are left out
-where they are not installed.  The ``encoder`` of whisper.cpp and onnxruntime-genai makes the memory, too (the latter's
-also the first token), and their ``text`` begins behind it, so they are compared with as much; of a pass of several rows
-whisper.cpp gives the logits of the last one alone.
+30 s of sound.  All run interleaved in one process, with the same number of threads.  ``features``: log-mel of 30 s;
+``encoder``: all of its rows; ``fill``: keys and values of the memory; ``rows``: a pass of each number of rows with 64
+tokens before them; ``text``: 32 tokens, greedy, after the encoder's rows.  CTranslate2 (int8) and transformers
+(float32) are left out if they are not installed.  The ``encoder`` of whisper.cpp and onnxruntime-genai also makes the
+memory (for the latter also the first token), and their ``text`` begins after it, so the comparison includes the same
+parts.  In a pass of several rows, whisper.cpp returns only the logits of the last one.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def main() -> None:
         figures[f"edgespec rows {count}"] = round(figures[f"edgespec rows {count}"] - before, 2)
     ratios = {}
     for who in others:
-        for name in ("encoder", "text"):  # our rows have what stands before them
+        for name in ("encoder", "text"):  # our rows include the parts before them
             more = {"encoder": 1, "text": -1}[name] * (who in ("whisper.cpp", "onnxruntime-genai"))
             mine = [
                 own + more * fill for own, fill in zip(times[f"edgespec {name}"], times["edgespec fill"], strict=True)

@@ -25,7 +25,7 @@ from edgespec.export.source.source import Checkpoint
 SUPER = 256  # weights of a super-block
 NUMBERS = {"q4_K": 12, "q6_K": 14, "q5_0": 6, "q8_0": 8}  # of ggml's types
 BITS = {"q4_K": 4.5, "q6_K": 6.5625, "q5_0": 5.5, "q8_0": 8.5}  # of a weight, scales included
-OTHER = {"q4_K": "q5_0", "q6_K": "q8_0"}  # for rows that are no super-blocks
+OTHER = {"q4_K": "q5_0", "q6_K": "q8_0"}  # for rows that do not fill super-blocks
 FINE = ("v_proj.weight", "down_proj.weight")  # have Q6_K in half of the layers
 
 

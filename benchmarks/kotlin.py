@@ -1,4 +1,4 @@
-"""Speed, memory and garbage of the Kotlin runtime on a JVM, alone and on ONNX Runtime, beside Python's, in processes.
+"""Compare the Kotlin runtime on a JVM, native and on ONNX Runtime, with Python: speed, memory and garbage.
 
     python -m benchmarks.kotlin BUNDLE            # tokens per second, load time, PSS, allocated bytes
     python -m benchmarks.kotlin BUNDLE --turns 60 # milliseconds a token of open engines that decode in turn
@@ -31,7 +31,7 @@ PROMPT = [2 + at % 29 for at in range(32)]
 
 
 def serve(bundle: str, operators: WantedOperators, method: str, tokens: int) -> dict[str, float]:
-    """Load a bundle and decode: the figures of the Kotlin side, but for garbage."""
+    """Load a bundle and decode: the figures of the Kotlin side, except garbage."""
     start = perf_counter()
     engine = load(bundle, threads=2, operators=operators, check=False)
     loaded = perf_counter()
@@ -112,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         classes = given.classes or jvm.classpath(Path(scratch) / "built")
         library = str(native_library().path) if given.operators == "native" else "-"
-        # a small heap to begin with: else megabytes of garbage lie there that no collection was worth
+        # a small heap at first: otherwise it holds megabytes of garbage that was never collected
         alone = ["java", "-Xms8m", "-Xmx512m", "-XX:+UseSerialGC", "dev.edgespec.support.SpeedKt"]
         java = [*alone, given.bundle, library, given.operators, given.method, str(given.tokens)]
         python = [sys.executable, "-m", "benchmarks.kotlin", *sys.argv[1:], "--one"]

@@ -1,4 +1,4 @@
-"""The matrices alone: GB/s of packed weights and v(n), beside the machine's read bandwidth.
+"""Time only the matrices: GB/s of packed weights and v(n), compared with the machine's read bandwidth.
 
     python -m benchmarks.linear [--shapes qwen2.5-0.5b,llama-3.2-1b] [--threads 2] [--kind q4]
 

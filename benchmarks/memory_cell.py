@@ -1,11 +1,11 @@
-"""One cell of ``benchmarks.memory``, in a process of its own: loads, drafts, fills the context, and says what it took.
+"""Run one cell of ``benchmarks.memory`` in a separate process, and print the memory that it used.
 
     python -m benchmarks.memory_cell BUNDLE METHOD CONTEXT [--operators native] [--gamma 8] [--prefill] [--maps]
 
-The context is filled without a prefill, which would take minutes: all of the cache is written, a row is run at every
-128th position, so that the angles of all positions are read, and the passes of a prefill are run wherever attention
-would get a split more.  ``--prefill`` does run it.  An encoder-decoder reads a source that is as long as the context,
-or as it can be, and every sequence another one.
+The context is filled without a prefill, which would take minutes.  All of the cache is written.  A row is run at every
+128th position, so that the angles of all positions are read.  The passes of a prefill are run wherever attention would
+need another split.  ``--prefill`` runs a real one.  An encoder-decoder reads a source as long as the context, or its
+longest one, and every sequence another one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
 from edgespec.runtimes.slots.stock import StockSlot
 
 STEP = 128  # positions whose angles a page or its neighbours hold
-SPLIT = 512  # tokens that attention takes in one piece
+SPLIT = 512  # tokens that attention processes in one piece
 LEFT = 32  # tokens that are decoded after the prefill
 
 
@@ -65,7 +65,7 @@ def maps() -> dict[str, int]:
 
 
 def write_cache(slot: Slot, tokens: int) -> None:
-    """Put something into the cache of so many tokens: pages that nobody wrote take no memory."""
+    """Write into the cache of ``tokens`` tokens: pages that were never written take no memory."""
     slot.reserve(tokens)
     if isinstance(slot, NativeRunner):
         slot._own(0, tokens)
@@ -90,7 +90,7 @@ def hold(slot: Slot, text: NDArray[np.int64]) -> None:
 
 
 def fill(slot: Slot, text: NDArray[np.int64], chunk: int) -> None:
-    """Give what a prefill of a text leaves behind; [tokens]."""
+    """Fill a slot as a prefill of a text would; [tokens]."""
     tokens = len(text)
     write_cache(slot, tokens)
     for depth in range(0, tokens, STEP):
@@ -114,7 +114,7 @@ def look_up(slot: Slot, text: NDArray[np.int64]) -> None:
 
 
 def sourced(engine: Engine, prompt: list[int], number: int = 0) -> list[int] | Source:
-    """Give what a request of this prompt reads: of an encoder-decoder a source, behind which it stands."""
+    """Return the input of a request with this prompt: for an encoder-decoder a source, then the prompt."""
     part = engine.bundle.manifest.target
     if part.source is None:
         return prompt
@@ -129,7 +129,7 @@ def sourced(engine: Engine, prompt: list[int], number: int = 0) -> list[int] | S
 
 
 def slots_of(engine: Engine) -> Iterator[Slot]:
-    """Give the slots that requests left behind: of the target, and of the draft if there is one."""
+    """Yield the slots that requests have left: of the target, and of the draft if there is one."""
     batches = list(engine._batches._idle.values())
     sessions = [session for batch in batches for session in batch.pool._idle] if batches else engine.sessions._idle
     for number, session in enumerate(sessions):

@@ -4,7 +4,7 @@
     python -m benchmarks.methods BUNDLE --method eagle --run eagle:branch=3,2,1 --run medusa:nodes=8 --prompt-file FILE
 
 Formats and methods are chosen together: a format whose rows are cheap may win though its single step is slower.
-``--run`` is a method with settings of its own, ``gamma`` or those of ``edgespec run --set``; it guesses in every round.
+``--run`` is a method with its settings, ``gamma`` or those of ``edgespec run --set``; it drafts in every round.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_run(run: str, base: Settings) -> Settings:
 
 
 def _setting(item: str) -> tuple[str, Any]:
-    """``gamma=N``, which is an option of its own in edgespec run, or what ``--set`` takes."""
+    """Read ``gamma=N``, a separate option of edgespec run, or a setting of ``--set``."""
     name, _, text = item.partition("=")
     return ("gamma", int(text)) if name == "gamma" else read_setting(item)
 

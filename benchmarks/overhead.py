@@ -1,4 +1,4 @@
-"""What our own code adds to ONNX Runtime's run, per plain step, on a graph that costs next to nothing.
+"""Time our own code around ONNX Runtime's run, per plain step, on a graph that costs next to nothing.
 
     python -m benchmarks.overhead BUNDLE
 

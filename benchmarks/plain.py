@@ -1,4 +1,4 @@
-"""Plain int4 decoding beside onnxruntime-genai: steps taking turns in one process, spinning off on both sides.
+"""Compare plain int4 decoding with onnxruntime-genai: alternating steps in one process, without spinning threads.
 
 The speed of a step varies by a tenth from process to process, by where packed weights fall in memory, so the ratio is
 taken in many launches and their median reported.

@@ -1,9 +1,9 @@
-"""A long prompt after a restart: time to the first token, beside what reading the prompt takes.
+"""Time the first token of a long prompt after a restart, compared with the time to read the prompt.
 
     python -m benchmarks.prompt_cache [--shapes qwen2.5-0.5b,qwen3.5-0.8b,lfm2-350m] [--attention f16,int8]
     python -m benchmarks.prompt_cache BUNDLE [--tokens 10000] [--threads 2] [--runs 3] [--method ar]
 
-Every cell, a shape (random weights, int4; written once) and a format of keys, has a cache folder of its own.  A first
+Every cell, a shape (random weights, int4; written once) and a format of keys, has a separate cache folder.  A first
 process reads the prompt, writes a short text, and ends when all is on the disk.  Then ``--runs`` processes load the
 bundle, answer another short request, and are asked the same prompt: from the call to the first token, with every file
 checked.  Files are in the page cache, as the first process has just written them.  Printed are milliseconds, their

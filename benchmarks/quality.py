@@ -1,4 +1,4 @@
-"""What each choice of weights costs in quality: perplexity, top-1 agreement and divergence from the float32 source.
+"""Measure the quality of each weight format: perplexity, top-1 agreement and divergence from the float32 source.
 
     python -m benchmarks.quality builtin:shakespeare ./model BUNDLE --text held-out.txt [--tail 0.05] [--markdown]
     python -m benchmarks.quality builtin:shakespeare ./model --text held-out.txt --seeds 0,1,2 [--ggml LIB] --markdown
@@ -7,9 +7,9 @@ Every model is written in every variant and read teacher-forced through its ONNX
 compared with nothing.  The text must not be what the quantizers calibrate on: wherever a model's calibration text
 occurs in it, it is cut out.
 
-With ``--seeds`` a table of as many bytes and the way up from there, as exports choose levels now: on what the model
-writes itself, calibrated on other such text of each seed, and on the held-out text.  ``--ggml`` names ggml's
-libggml-base, which adds llama.cpp's Q4_K_M (k_quants.py), with float32 activations.
+With ``--seeds`` it prints a table of equal sizes and the next ones up, as exports choose levels now.  They are measured
+on text of the model itself, after calibration on other such text of each seed, and on the held-out text.  ``--ggml``
+names ggml's libggml-base, which adds llama.cpp's Q4_K_M (k_quants.py), with float32 activations.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def table(reference: Variant | None, variants: Sequence[Variant], rows: NDArray[
 
 
 def perplexity(logits: Sequence[Logits], rows: NDArray[np.int64]) -> float:
-    """Of the text itself."""
+    """Compute the perplexity of the text itself."""
     total = [
         log_softmax(each[:-1])[np.arange(len(row) - 1), row[1:]].mean() for each, row in zip(logits, rows, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What builtin:reader reads of held-out print, by format and method: error rates, tokens a pass, speed, the same text.
+"""Measure builtin:reader on held-out print, by format and method: error rates, tokens per pass, speed, equal texts.
 
     edgespec export builtin:reader --method speculative --draft builtin:reader-draft -o reader
     python -m benchmarks.reader reader --text tinyshakespeare.txt --lines 1 12
@@ -28,7 +28,7 @@ HEAD = ("format", "lines", "method", "errors", "whole", "tokens/pass", "accepted
 
 @dataclass(frozen=True)
 class Reading:
-    """What a method read of a page, in one picture or in one of each line."""
+    """The texts that a method read from a page, in one image or in one per line."""
 
     results: list[Result]
 
@@ -46,7 +46,7 @@ class Reading:
 
 
 def read(engine: Engine, pages: list[list[Image]], methods: list[str]) -> dict[str, list[Reading]]:
-    """Read pages one by one, greedily, by methods in turns; every method has read the first one before."""
+    """Read pages one by one, greedily, with interleaved methods; every method has read the first one before."""
     found: dict[str, list[Reading]] = {method: [] for method in methods}
     for number, page in enumerate([pages[0], *pages]):
         asked = [[{"role": "user", "content": [{"type": "image", "image": picture}]}] for picture in page]
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def figures(found: list[Reading], plain: list[Reading], said: list[str]) -> tuple[str, ...]:
-    """Return a method's cells behind its name."""
+    """Return a method's cells after its name."""
     drafted = sum(one.sum("drafted") for one in found)
     faster = ratio([one.sum("decode_ms") for one in plain], [one.sum("decode_ms") for one in found])
     wrong = error_rate([list(one.text) for one in found], list(map(list, said)))

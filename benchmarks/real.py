@@ -1,16 +1,17 @@
-"""Published models, each by the one-step path, beside llama.cpp on the same file: quality, speed, memory, first token.
+"""Compare published models with llama.cpp on the same file: quality, speed, memory, first token.
 
     python -m benchmarks.real FOLDER --text TEXT [--llama BIN] [--prebuilt NODE] [-o FOLDER] [--markdown]
 
-FOLDER holds GGUF files; ``EDGESPEC_REAL_MODELS`` names it where it is left out.  BIN is a folder with llama-server and
+FOLDER holds GGUF files; the default is ``EDGESPEC_REAL_MODELS``.  BIN is a folder with llama-server and
 llama-perplexity, built for this processor; NODE a folder in which ``npm install node-llama-cpp`` was run, whose
-prebuilt llama.cpp is faster on some processors.  Every figure beside llama.cpp is beside the faster of the two.
+prebuilt llama.cpp is faster on some processors.  Every comparison is with the faster of the two.
 
-For each model: ``edgespec export FILE``, without options that concern quality, with every method that needs no
+Steps for each model: ``edgespec export FILE``, without options that concern quality, with every method that needs no
 training, and a smaller file of the same tokenizer as draft; ``edgespec verify``; perplexity, KL and top-1 of the bundle
-and of llama.cpp (llama-perplexity) against a float32 run of the same file; then decoding of PROMPTS in turns, each
-runtime in a process of its own, greedy, NEW tokens each; a prefill of PREFILL tokens; the peak of resident memory; the
-seconds of a whole process to its first token.  llama.cpp's own speculation with the same draft runs in the same turns.
+and of llama.cpp (llama-perplexity) against a float32 run of the same file.  Then each runtime, in a separate process,
+decodes PROMPTS, interleaved and greedy, NEW tokens each.  Further figures: a prefill of PREFILL tokens; the peak of
+resident memory; the seconds of a whole process to its first token.  llama.cpp's own speculation with the same draft is
+part of the same interleaved runs.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def peak_mib(process: int) -> float:
 
 @dataclass
 class Judged:
-    """What llama.cpp says of a text: tokens int32 [windows, WINDOW], and where its rows of log-probabilities begin."""
+    """llama.cpp's results of a text: tokens int32 [windows, WINDOW], and where its rows of log-probabilities begin."""
 
     tokens: NDArray[np.int32]
     rows: NDArray[np.uint16]  # [windows, positions, 4 + vocabulary rounded up to even]: two float32, then levels
@@ -234,7 +235,7 @@ def quality(bundle: Path, model: Path, judged: Judged, threads: int) -> dict[str
 
 @dataclass
 class Report:
-    """What was found of one model."""
+    """Results of one model."""
 
     model: str
     draft: str | None
@@ -247,7 +248,7 @@ class Report:
     tokens_per_second: dict[str, float] = field(default_factory=dict)
     gain: dict[str, Any] = field(default_factory=dict)  # over our own plain decoding
     over_llama_cpp: dict[str, Any] = field(default_factory=dict)  # over the faster llama.cpp, plain
-    prefill: dict[str, float] = field(default_factory=dict)  # tokens a second
+    prefill: dict[str, float] = field(default_factory=dict)  # tokens per second
     peak_mib: dict[str, float] = field(default_factory=dict)
     first_token_seconds: dict[str, float] = field(default_factory=dict)
     same_text: dict[str, str] = field(default_factory=dict)  # as the runtime's own plain decoding
@@ -275,7 +276,7 @@ def _pieces(model: Path) -> str:
 
 
 def export(model: Path, draft: Path | None, output: Path, threads: int) -> Report:
-    """Make a bundle without asking for a format; one that is there already is taken."""
+    """Make a bundle without asking for a format; an existing one is used."""
     report = Report(model.name, None if draft is None else draft.name)
     if not (output / MANIFEST).is_file():
         methods = [*WITHOUT_TRAINING, *(["speculative"] if draft else [])]
@@ -327,7 +328,7 @@ def runtimes(bundle: Path, model: Path, draft: Path | None, arguments: argparse.
 
 
 def measure(report: Report, bundle: Path, started: dict[str, Any], methods: Sequence[str], turns: int) -> None:
-    """Let all decode the same prompts in turns."""
+    """Let all decode the same prompts, interleaved."""
     ours = started["edgespec"]
     prompts = {kind: ours.ask(chat=prompt)["tokens"] for kind, prompt in PROMPTS.items()}
     runs: dict[str, Callable[[list[int]], dict[str, Any]]] = {}

@@ -1,12 +1,12 @@
-"""What bundles of builtin:restore and builtin:spoken-digits write, by format and method: errors and tokens a pass.
+"""Measure bundles of builtin:restore and builtin:spoken-digits, by format and method: errors and tokens per pass.
 
     edgespec export builtin:restore --method speculative --draft builtin:restore-draft --method medusa -o restore
     python -m benchmarks.restoring restore --text tinyshakespeare.txt --most 300
     python -m benchmarks.restoring digits --most 100
 
-Passages are of the text's last tenth, digits are said by espeak-ng's held-out voices: the models have met neither.
-Errors are of characters (restored text) or of words (digits, whose language is detected).  Methods guess as many tokens
-as ``--gamma`` says, without control; medusa and blockwise trees are chains of their best guesses.
+Passages are of the text's last tenth, and digits are spoken by espeak-ng's held-out voices: both are new to the models.
+Errors are of characters (restored text) or of words (digits, whose language is detected).  Methods draft ``--gamma``
+tokens, without control; medusa and blockwise trees are chains of their best tokens.
 """
 
 from __future__ import annotations

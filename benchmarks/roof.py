@@ -3,7 +3,7 @@
     python -m benchmarks.roof [--threads 1,2]
 
 A pass can take no less than its bytes over the first, and its multiply-adds over the second.  The products are those of
-the matrix kernels, in registers alone.  A kernel of 4-bit weights in blocks of 32 also unpacks and scales, on the same
+the matrix kernels, only in registers.  A kernel of 4-bit weights in blocks of 32 also unpacks and scales, on the same
 ports: it can reach about three quarters (docs/dev/log.md).
 """
 

@@ -1,13 +1,14 @@
-"""Whole passes of 1 to 16 rows over a bundle at several depths, beside onnxruntime-genai's plain step.
+"""Time whole passes of 1 to 16 rows over a bundle at several depths, compared with onnxruntime-genai's plain step.
 
     python -m benchmarks.rows BUNDLE [--genai GENAI] [--threads 2] [--depths 0,200,2048,8192] [--attention int8]
 
-Passes of all sizes and the rival's step take turns.  What is printed: the time of a row, v(n) = time of n rows over
-time of one, the share of the memory bandwidth that a single step uses (512 MB are read in turns with it, by four
-streams a thread: so little of the weights waits in a large cache), prefill of 512 tokens, the peak of resident memory,
-and each pass over the rival's step.  The keys and values of a depth are made up.  ``--beside`` names another bundle,
-whose passes and prefills take turns with these.  ``--trees`` adds trees of as many rows, in the same turns, and says
-what each costs over a chain: two guesses at every node along the first ones, as ``--set branch=2`` makes them.
+Passes of all sizes and the rival's step are interleaved.  It prints the time of a row, v(n) = time of n rows over time
+of one, and the share of the memory bandwidth that a single step uses.  For the bandwidth, four streams per
+thread read 512 MB between steps, so a large cache keeps only a few of the weights.  It also prints prefill of 512
+tokens, the peak of resident memory, and each pass over the rival's step.  Keys and values of a depth are random.
+``--beside`` names another bundle, whose passes and prefills are interleaved with these.  ``--trees`` adds trees with
+the same numbers of rows, and their cost over a chain: two draft tokens at every node of the first path, as with ``--set
+branch=2``.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _share(step: Callable[[], None], weights: int, threads: int, bandwidths: lis
 
 
 def _prefills(engines: list[Engine]) -> list[float]:
-    """Tokens a second of a prompt of PREFILL tokens, the fastest of three of each, in turns."""
+    """Measure tokens per second for a prompt of PREFILL tokens, the fastest of three of each, interleaved."""
     slots = [open_slot(engine.model) for engine in engines]
     tokens = np.random.default_rng(0).integers(2, slots[0].vocab_size, PREFILL).tolist()
 

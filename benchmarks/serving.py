@@ -2,9 +2,9 @@
 
     python -m benchmarks.serving BUNDLE [--clients 64] [--seconds 60] [--parallel 8] [--threads 2]
 
-Each client asks one of sixteen requests again and again; every eighth answer is left in the middle.  Printed are:
-texts that differ from the same request's alone, by plain decoding; tokens a second beside those of one client; times of
-short and long requests; Jain's index of fairness over what each kind of client got (1: all the same); and the server's
+Each client repeats one of sixteen requests; every eighth answer is abandoned in the middle.  It prints texts that
+differ from the same single request's by plain decoding; tokens per second, also of one client; times of short and
+long requests; Jain's index of fairness over the results of each kind of client (1: all the same); and the server's
 resident memory over the time.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.common import conditions, show
 
 KINDS = 16
 SHORT, LONG = 16, 96  # new tokens
-LEFT = 8  # of so many answers one is left
+LEFT = 8  # one of this many answers is abandoned
 PROMPTS = (
     "ROMEO:\n",
     "First Citizen:\n",
@@ -44,7 +44,7 @@ PROMPTS = (
 
 
 def request(kind: int) -> dict[str, Any]:
-    """Greedy and drawn, short and long."""
+    """Return greedy and sampled requests, short and long."""
     drawn = kind % 2 == 1
     return {
         "model": "served",
@@ -57,14 +57,14 @@ def request(kind: int) -> dict[str, Any]:
 
 @dataclass
 class Client:
-    """What a client saw.
+    """Results of a client.
 
     Attributes:
         kind: of its request.
         seconds: of each whole answer.
-        left: answers that it left.
-        other: answers whose text was another one than alone.
-        failed: answers that were none.
+        left: answers that it abandoned.
+        other: answers that differ from the single request's.
+        failed: errors.
     """
 
     kind: int

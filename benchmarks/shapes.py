@@ -209,7 +209,7 @@ def write_shape(
         config: config.json of the model.
         folder: a new one.
         form: of the weights.
-        context: most tokens; None = the model's limit.
+        context: maximum tokens; None = the model's limit.
         draft: config.json of a draft model.
     """
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""Structured output: the fifty schemas of the tests, by every method in turns.
+"""Measure structured output: the fifty schemas of the tests, with every method, interleaved.
 
     python -m benchmarks.structured BUNDLE [--methods ngram,speculative] [--threads 2]
 

@@ -1,15 +1,16 @@
-"""Transcripts of spoken sentences, silence, noise and long recordings, beside faster-whisper's of the same model.
+"""Compare transcripts with faster-whisper's of the same model: sentences, silence, noise and long recordings.
 
     python -m benchmarks.transcripts MODEL BUNDLE --rival VENV/bin/python --voices VENV/bin/python
 
 ``MODEL`` is a folder of CTranslate2, ``BUNDLE`` was exported from it, and the Python of ``--rival`` has faster-whisper.
 40 sentences in five languages are spoken by SVOX Pico, which the Python of ``--voices`` has (py-nanotts), else by
-espeak-ng.  Both programs have 2 threads, one beam, one sample a temperature, no VAD filter and the usual thresholds;
-faster-whisper computes in ``--compute-type``.  They take turns, and times are medians of ``--turns``.  Word error rates
-are of words in lower case without punctuation, over all words; that of each turn is given where texts may be drawn.
+Spoken are 40 sentences in five languages, by SVOX Pico, which the Python of ``--voices`` has (py-nanotts), or otherwise
+by espeak-ng.  Both programs have 2 threads, one beam, one sample per temperature, no VAD filter and the usual
+thresholds; faster-whisper computes in ``--compute-type``.  They alternate, and times are medians of ``--turns``.  Word
+error rates are of words in lower case without punctuation, over all words; with sampled texts each turn has its rate.
 
 Long recordings are English with pauses of .4 s, up to ``--minutes``: ``long`` has a new sentence each time, ``repeats``
-the same eight in turn.  There the text before a window tells the model what to write instead of what to hear.
+the same eight repeatedly.  There the previous text can replace the recording as the model's source.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ Found = list[tuple[str, str, float, float]]  # text, language, seconds of the cl
 
 
 def speak(asked: list[tuple[Path, str, str]], python: str | None) -> None:
-    """Speak texts into WAV files of 16,000 samples a second: file, language and text of each."""
+    """Speak texts into WAV files of 16,000 samples per second: file, language and text of each."""
     if python is not None:
         jobs = [(str(file), VOICES[language], text) for file, language, text in asked]
         subprocess.run([python, "-c", PICO], input=json.dumps(jobs), text=True, check=True)
@@ -151,7 +152,7 @@ def write(file: Path, samples: Samples) -> Path:
 
 
 def wordless(folder: Path) -> dict[str, Path]:
-    """Make minutes in which nobody speaks."""
+    """Make minutes without speech."""
     rng, count = np.random.default_rng(0), 60 * RATE
     noise = rng.standard_normal(count).astype(np.float32)
     at = np.arange(count) / RATE
@@ -216,7 +217,7 @@ def main() -> None:
     chosen = (arguments.only,) if arguments.only else ("given", "detected", "wordless", "long", "repeats")
 
     def both(files: Files) -> dict[str, list[Found]]:
-        """Transcribe by both programs in turns -> what each found in each turn."""
+        """Transcribe with both programs, alternating -> the results of each turn."""
         warm = [files[0], *files]  # loading is not timed
         runs: dict[str, Callable[[], Found]] = {
             "edgespec": lambda: ours(arguments.bundle, warm, arguments.method)[1:],

@@ -1,11 +1,11 @@
-"""Encoder-decoders of random weights that read text: sources, rows and whole texts, beside CTranslate2's int8.
+"""Time encoder-decoders of random weights and CTranslate2 in int8: sources, rows and whole texts.
 
     python -m benchmarks.translating nllb-600m --format int8 --threads 2 --sources 32,128 --pairs 5
 
-All run in turns, in one process, with as many threads.  By tokens of the source: ``read``: the encoder, the keys and
-values of the memory, and the first token, which CTranslate2 does not tell apart; ``text``: that and ``--new`` tokens,
-greedy; ``batch``: eight such texts at once; ``rows``: our passes of so many rows.  A ``token`` is what a text took
-beyond reading, by its tokens.  CTranslate2 is left out where it is not installed.
+All run interleaved in one process, with the same number of threads.  Figures by tokens of the source: ``read``: the
+encoder, the keys and values of the memory, and the first token, which CTranslate2 does not separate; ``text``: that and
+``--new`` tokens, greedy; ``batch``: eight such texts at once; ``rows``: our passes of each number of rows.  A ``token``
+is the time of a text without reading, by its tokens.  CTranslate2 is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Ids = NDArray[np.int64]
 
 
 class Sources:
-    """Random sources of so many tokens, a new one each time: memories of earlier ones are of no use."""
+    """Random sources of a given number of tokens, always new, so that memories of earlier ones do not help."""
 
     def __init__(self, length: int, vocab: int) -> None:
         self._random, self._length, self._vocab = np.random.default_rng(0), length, vocab

@@ -1,4 +1,4 @@
-"""Passes of 1 to 32 rows beside other runtimes, each in a process of its own, which take turns.
+"""Compare passes of 1 to 32 rows with other runtimes, interleaved, each in a separate process.
 
     python -m benchmarks.rivals.files llama-3.2-1b FOLDER
     python -m benchmarks.rivals FOLDER --rival "llama.cpp=./llama FOLDER/model.gguf {threads} {context}"
@@ -9,8 +9,8 @@ folder, compiled against the library:
 
     g++ -O2 -std=c++17 benchmarks/rivals/llama.cpp -I LLAMA/include -I LLAMA/ggml/include LIBRARIES -fopenmp -o llama
 
-What is printed: milliseconds of each (median of all turns), and those of each rival over ours of the same turns, with
-an interval of 95 %.  Weights are random, so nothing is said about text.
+It prints milliseconds of each (median of all turns), and those of each rival over ours of the same turns, with an
+interval of 95 %.  Weights are random, so texts are not compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROMPT = 512  # tokens of a prefill
 
 
 class Worker:
-    """A runtime in a process of its own."""
+    """A runtime in a separate process."""
 
     def __init__(self, command: str, threads: int, context: int) -> None:
         words = shlex.split(command.format(threads=threads, context=context))

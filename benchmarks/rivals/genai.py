@@ -1,7 +1,7 @@
-"""onnxruntime-genai for ``benchmarks.hearing``: its own builder's Whisper, run by a Python that has it.
+"""Run onnxruntime-genai for the Whisper benchmark: its own builder's Whisper, in a Python environment that has it.
 
-Its encoder makes the memory and the first token, and what follows is a text.  Run as a script it is the process that
-does that, and reads lines ``encoder`` and ``text``.
+Its encoder makes the memory and the first token; the text follows.  Run as a script, this file is the process that does
+so, and reads lines ``encoder`` and ``text``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 def runs(
     python: Path, source: Path, folder: Path, form: str, threads: int, features: Any, asked: tuple[list[int], int]
 ) -> dict[str, Callable[[], None]]:
-    """Build its model, and give what is timed: ``encoder``, ``text`` behind it, and ``ready``, a second encoder.
+    """Build its model, and return the timed functions: ``encoder``, ``text`` after it, and ``ready``, a second encoder.
 
     Turns go forwards and backwards, so that a text needs an encoder on either side.
 

@@ -1,4 +1,4 @@
-"""whisper.cpp as a library, for ``benchmarks.hearing``: a model of random weights in its layout, encoder and decoder.
+"""Run whisper.cpp as a library for the Whisper benchmark: a model of random weights in its layout.
 
 Names and order of the file are those that its ``models/convert-h5-to-ggml.py`` writes: eleven numbers, mel filters,
 words, then tensors with their names.  Built by::
@@ -70,7 +70,7 @@ def runs(
     build: Path, model: Any, folder: Path, form: str, threads: int, features: NDArray[np.float32],
     asked: tuple[list[int], int, int],
 ) -> dict[str, Callable[[], None]]:  # fmt: skip
-    """Give what is timed: ``encoder`` with the memory, ``rows N`` behind other tokens, ``text`` behind an encoder.
+    """Return the timed functions: ``encoder`` with the memory, ``rows N`` after tokens, ``text`` after an encoder.
 
     Args:
         build: folder that cmake built in.

@@ -1,9 +1,9 @@
-"""One model of one runtime, which makes passes when told to: a process of benchmarks.rivals.
+"""Run passes of one model with one runtime, on request: a process of benchmarks.rivals.
 
     python -m benchmarks.rivals.worker edgespec|onnx|openvino|torch MODEL THREADS CONTEXT
 
-It reads lines "DEPTH ROWS" and answers with the milliseconds of a pass of so many rows behind so many tokens, whose
-keys and values are made up where the runtime lets us.  Each runtime comes from the environment this is started with.
+It reads lines "DEPTH ROWS" and answers with the milliseconds of a pass of ROWS rows after DEPTH tokens, whose keys and
+values are random where the runtime allows that.  Each runtime comes from the current environment.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""SNAC's decoder (https://github.com/hubertsiuzdak/snac, arXiv 2410.14411), built from only its weights; codes as in
-Orpheus (https://github.com/canopyai/Orpheus-TTS, decoder.py and engine_class.py).
+"""SNAC's decoder, built from only its weights (https://github.com/hubertsiuzdak/snac, arXiv 2410.14411).
+
+Codes are as in Orpheus (https://github.com/canopyai/Orpheus-TTS, decoder.py and engine_class.py).
 
 A frame is seven codes: one of the coarsest codebook, then the two and four of finer ones within its time.
 """

@@ -145,8 +145,10 @@ def _bpe(model: SentencePiece) -> Described:
 
 
 def merges(tokens: Sequence[str], ranks: Sequence[float], usable: Sequence[bool]) -> list[list[str]]:
-    """Make merges for a SentencePiece BPE vocabulary, which has none.  At every step it joins the two pieces that
-    make the best token, so every way to cut a token into two tokens is a merge, ranked as the token is.
+    """Make merges for a SentencePiece BPE vocabulary, which has none.
+
+    At every step SentencePiece joins the two pieces that make the best token.  So every way to cut a token into two
+    tokens is a merge, ranked as the token is.
 
     Args:
         ranks: of each token, the lowest first.

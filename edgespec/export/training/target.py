@@ -140,8 +140,7 @@ class Target:
 
     @torch.no_grad()
     def tapped(self, tokens: Tensor, layers: Sequence[int]) -> Tensor:
-        """Return the residual stream after each of ``layers`` (0: embeddings), and last ``hidden``: [S, B, T,
-        hidden]."""
+        """Return the residual stream after each of ``layers`` (0: embeddings), then ``hidden``: [S, B, T, hidden]."""
         output = self.model.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         return torch.stack([*(output.hidden_states[at] for at in layers), output.last_hidden_state])
 

@@ -26,6 +26,7 @@ def calls_grammar(
     shape: AnswerShape, tools: Sequence[Mapping[str, Any]], many: bool, special: Mapping[str, int]
 ) -> Grammar:
     """Build the grammar of one call or more, after the rest of a thought if the prompt has begun one.
+
     Args:
         shape, tools: how the answer is written, and functions that may be called: name, parameters as a JSON schema.
         many: several calls are allowed.
