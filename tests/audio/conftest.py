@@ -1,4 +1,4 @@
-"""Small models of random weights that hear and speak, and the embedded one that knows spoken digits, as bundles."""
+"""Small audio-input and speech models of random weights, and the embedded one that knows spoken digits, as bundles."""
 
 from __future__ import annotations
 

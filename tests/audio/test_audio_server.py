@@ -97,7 +97,7 @@ def test_a_decoder_that_hears_answers_as_its_engine_does(tmp_path: Path) -> None
         stop(running)
 
 
-@pytest.mark.filterwarnings("ignore:deprecated")  # OpenAI's client says so of its own call
+@pytest.mark.filterwarnings("ignore:deprecated")  # OpenAI's client warns about its own call
 def test_a_translation_is_into_english(client: openai.OpenAI) -> None:
     create: Any = partial(client.audio.translations.create, model="ear", file=DIGITS / "fr.wav")
     assert create().text == "three two zero zero six"

@@ -1,4 +1,4 @@
-"""Decoders that hear: texts are transformers', every method's are plain decoding's, transcripts are of windows."""
+"""Decoders with audio input: texts match transformers, methods match plain decoding, transcripts have windows."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_what_is_heard_once_costs_nothing_again(tmp_path: Path, monkeypatch: pyt
         assert not list(tmp_path.rglob("*.rows"))
         made = engine.generate(said("a ", Audio(first), " is"), **how)
         assert len(list(tmp_path.rglob("*.rows"))) == 1
-    monkeypatch.setattr(module.Images, "_heard", None)  # nothing is to be made again
+    monkeypatch.setattr(module.Images, "_heard", None)  # nothing may be computed again
     with load(folder, threads=1) as engine:
         assert engine.generate(said("a ", Audio(first.copy()), " is"), **how).tokens == made.tokens
         other = first.copy()

@@ -35,7 +35,7 @@ def test_silence_and_what_is_too_short() -> None:
 
 
 def test_rows_hold_what_two_convolutions_see() -> None:
-    """Matrices over them give what the convolutions give, with zeros beyond both ends behind each."""
+    """Matrices over them give the convolutions' results, with zeros after both ends of each."""
     rng, (frames, bins, width, columns) = np.random.default_rng(0), (10, 4, 3, 16)
     features = np.asarray(rng.standard_normal((frames, bins)), np.float32)
     first, bias = rng.standard_normal((width, bins, 3)), rng.standard_normal(width)

@@ -1,4 +1,4 @@
-"""A bundle of Whisper hears what transformers hears: the engine, every method, the command line."""
+"""A bundle of Whisper writes transformers' transcripts: the engine, every method, the command line."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_methods_are_proven_on_a_recording(command: Command, digits: Path) -> No
 
 
 def test_a_long_recording_of_several_windows(trained: Engine) -> None:
-    """Each number and the pause behind it fill a window of 6 s."""
+    """Each number and the pause after it fill a window of 6 s."""
     numbers = [np.concatenate(list(pieces(DIGITS / f"{code}.wav"))) for code in ("en", "en", "en")]
     whole = np.concatenate([np.pad(one, (0, 6 * 16_000 - len(one))) for one in numbers])
     found = trained.transcribe(whole, language="en", condition_on_previous_text=False)

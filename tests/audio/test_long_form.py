@@ -1,7 +1,6 @@
-"""What a transcription does with windows: those without sound, languages that are not sure, texts that go astray.
+"""A transcription handles windows without sound, uncertain languages, and texts that go astray.
 
-A listener that says what a test wants stands in for the model, so that each rule is met; ``test_transcription.py``
-compares with transformers.
+A scripted listener replaces the model, so that each rule applies; ``test_transcription.py`` compares with transformers.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ def test_where_every_temperature_fails_the_likeliest_text_without_a_loop_is_take
     running = run(listener, features(LOUD, LOUD), temperatures=(0.0, 0.2, 0.4, 0.6))
     first = running.segments[0]
     assert (first.text, first.temperature) == (" w30 w31 w32", 0.6)
-    assert listener.prompts[-1][0] == SPEECH.start  # no prompt behind the last temperature
+    assert listener.prompts[-1][0] == SPEECH.start  # no prompt after the last temperature
     kept = Scripted({0: [(loop, -0.3), (loop, -0.2)]}, {})
     assert run(kept, features(LOUD), temperatures=(0.0, 0.2)).segments[0].avg_logprob == pytest.approx(-0.2)
 
@@ -167,7 +166,7 @@ def test_a_prompt_ends_above_the_temperature_that_is_said() -> None:
 
 
 def test_above_that_temperature_a_text_is_written_without_the_one_before_it() -> None:
-    """Else each is the same copy of what was said before: Whisper's paper, section 4.5, conditions below .5 alone."""
+    """Otherwise each is the same copy of the earlier text: Whisper (section 4.5) conditions only below .5."""
     loop = said(*[WORD, 11] * 20)
     texts = {0: [(GOOD, -0.1)], 1: [(loop, -0.1), (loop, -0.1), (GOOD, -0.2)]}
     for reset, prompted in ((0.5, [True, True, False]), (1.0, [True, True, True]), (0.0, [True, False, False])):

@@ -1,4 +1,4 @@
-"""Sound files of every kind become one channel of 16,000 samples a second, or an error that says why not."""
+"""Sound files of every kind become one channel of 16,000 samples per second, or an error that states the reason."""
 
 from __future__ import annotations
 

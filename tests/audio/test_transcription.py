@@ -52,7 +52,7 @@ def test_the_language_the_prompt_and_windows_without_speech_are_those_of_transfo
 
 
 def test_a_recording_shorter_than_a_window(engine: Engine, model: Any) -> None:
-    """The rest of the window is zeros, and nothing is heard behind the sound."""
+    """The rest of the window is zeros, and the transcript has nothing after the sound."""
     sound = np.asarray(np.random.default_rng(1).standard_normal(16_000) / 9, np.float32)
     found = engine.transcribe(sound, GREEDY).segments
     heard = np.pad(log_mel([sound], BINS, least=FRAMES * 160)[:100], ((0, FRAMES - 100), (0, 0)))
@@ -66,7 +66,7 @@ def test_a_text_that_is_unlikely_or_repeats_itself_is_written_again(engine: Engi
     assert told(one.segments) == told(other.segments)
     assert {segment.temperature for segment in one.segments} == {0.8}
     apart = engine.transcribe(short, asked.changed(condition_on_previous_text=False), settings=SEEDED)
-    assert told(apart.segments) == told(one.segments)  # such a text is no prompt
+    assert told(apart.segments) == told(one.segments)  # the prompt never contains such a text
     repeats = asked.changed(logprob_threshold=None, compression_ratio_threshold=1.5)
     for segment in engine.transcribe(short, repeats, settings=SEEDED).segments:
         assert segment.compression_ratio <= 1.5 or segment.temperature == 0.8

@@ -1,4 +1,4 @@
-"""Control of the draft length: it drafts while that pays, stops when it does not, and looks again."""
+"""Control of the draft length: it drafts while that is faster, stops when it is not, and tries again."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_costly_drafter_is_not_run_for_nothing() -> None:
 
 
 def test_the_rows_of_a_tree_are_paid_for() -> None:
-    """Two levels of ten siblings: with twenty rows as dear as this, only the first level can pay."""
+    """Two levels of ten siblings: if twenty rows cost this much, only the first level can be worth it."""
     tree = Proposal(np.arange(20), np.array([-1] * 10 + [0] * 10))
     inner = Scripted(lambda tokens, budget: tree.truncated(budget))
     inner.cheap = True
@@ -237,7 +237,7 @@ def test_it_says_what_it_decided() -> None:
 def test_what_pays_for_several_guesses_is_found_where_the_first_is_dear(
     monkeypatch: pytest.MonkeyPatch, prior: float
 ) -> None:
-    """The first guess costs a third of a pass, further ones a tenth: one alone loses, three gain."""
+    """The first draft token costs a third of a pass, further ones a tenth: one token loses, three gain."""
     clock, curve = Clock(), {1: 1.0, 4: 1.05, 8: 1.4}
     guesser = Guesser(lambda _: 0.8, 0.1, clock, first=0.23)
     control = controlled(guesser, curve, prior, 0.8)
@@ -276,7 +276,7 @@ def test_an_exit_that_was_asked_and_not_sure_has_cost_its_time(sure: float, took
 
 
 class Sure(Drafter):
-    """Knows how likely each of its guesses is right: nearly always, or seldom; stops where the next does not pay."""
+    """Knows how likely each token is right: nearly always, or seldom; stops before a token that is not worth it."""
 
     stops, mean = True, 0.8
 
@@ -292,7 +292,7 @@ class Sure(Drafter):
 
 @pytest.mark.parametrize(("share", "cost"), [(0.8, 0.5), (0.9, 0.5), (0.8, 0.35), (0.3, 0.6)])
 def test_a_drafter_that_stops_by_itself_is_told_what_a_guess_must_gain(share: float, cost: float) -> None:
-    """Faster than any length that is always drafted; where nothing pays, hardly slower than plain decoding."""
+    """Faster than any fixed length; where nothing is worth it, hardly slower than plain decoding."""
     inner, costs = Sure(share), FixedCosts({1: 1.0, 2: 1.03, 8: 1.3}, cost)
     inner.mean = share * 0.97 + (1 - share) * 0.3
     driven, tokens, steps = Rounds(Control(inner, costs, prior=inner.mean)), 0, 0.0

@@ -93,7 +93,7 @@ def test_one_cheap_candidate_costs_at_most_3_percent_however_many_kinds_its_gues
 ) -> None:
     case = Case(CURVES[curve], [("ngram", never, 0.0, 1.0, 0.5, True)])
     assert case.run(monkeypatch).counted / 512 <= 1.03
-    # control alone, which gives every kind a chance of its own, has no such limit
+    # control without auto, which tries every kind, has no such limit
     assert case.switch.in_use in ("ngram", PLAIN)
 
 
@@ -203,14 +203,14 @@ def test_when_nothing_pays_tries_get_rarer(monkeypatch: pytest.MonkeyPatch) -> N
     assert (begun[2:] >= begun[1:-1]).all()
     assert begun[-1] > 3 * AGAIN
     assert made.loss < SHARE
-    # the others are neither asked nor told anything meanwhile
+    # the others get no calls during that time
     seen = sum(guesser.observed for guesser in case.guessers.values())
     assert seen <= made.stats.rounds
     assert case.guessers["draft"].observed < 0.1 * made.stats.rounds
 
 
 def test_a_text_that_changes_its_character(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First it copies itself, then it does not and the draft pays, then nothing does, then it copies again."""
+    """First it copies itself, then only the draft gains, then nothing does, then it copies again."""
     copying: Rates = lambda n: 0.95 if n < 300 or n > 1800 else 0.0  # noqa: E731
     drafting: Rates = lambda n: 0.85 if 300 <= n < 1000 else 0.0  # noqa: E731
     specs = [("draft", drafting, 0.1, 1.3, 0.5, False), ("ngram", copying, 0.0, 1.0, 0.5, True)]

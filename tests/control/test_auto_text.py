@@ -1,4 +1,4 @@
-"""Method auto: the text stays whoever drafts, and a failure costs one candidate."""
+"""Method auto: the text is the same for every candidate, and a failure costs one candidate."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Reader(FunctionTarget):
 
 @pytest.mark.parametrize("around", ["control", "auto", "chain"])
 def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> None:
-    """Nothing is drafted for a while; then the draft reads the whole text, so many tokens at a time as it is told."""
+    """Nothing is drafted for a while; then the draft reads the whole text in pieces of the given size."""
     draft, asked, written = Reader(3), list[int](), list[int]()
     prompt = [1] * 150
     control = Control(Speculative(draft, 11), CostModel({1: 1.0, 2: 1.05}, 0.1))
@@ -257,7 +257,7 @@ def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pyt
 
 @pytest.mark.parametrize("width", [1, 4])
 def test_a_width_reaches_whoever_is_in_use(width: int) -> None:
-    """A row more is worth its time alone, and not where four requests draft at once."""
+    """One more row is worth its time for one request, and not where four requests draft at once."""
     inner = [Scripted(lambda tokens, budget: Proposal(np.array([1]))) for _ in range(2)]
     controls = [controlled(one, STOCK, 0.1, 0.6) for one in inner]
     switch = Forced([Candidate(f"g{i}", 1.2, partial(controls.__getitem__, i)) for i in range(2)], 2)

@@ -64,7 +64,7 @@ def test_a_position_that_was_judged_early_is_judged_again() -> None:
 
 
 def test_a_lucky_or_unlucky_round_decides_nothing() -> None:
-    """What was measured on many positions is not overruled by two rounds."""
+    """Two rounds do not overrule a measurement of many positions."""
     rates = [0.8, 0.8]
     for right, tested in ((0, 1), (2, 2)):
         seen = learn(learn(NOTHING, right, tested, KEEP), right, tested, KEEP)

@@ -28,7 +28,7 @@ COST = {1: 1.0, 16: 1.5}
 
 
 class Watcher(Scripted):
-    """Keeps all it is told."""
+    """Records all calls."""
 
     def __init__(self, guesses: Any, name: str = "watcher", cheap: bool = False) -> None:
         super().__init__(lambda tokens, budget: guesses(tokens, budget))
@@ -154,7 +154,7 @@ def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:
     assert both.won[good] > 3 * both.won.get(poor, 0)
     alone = Adaptive([Control(poor, FixedCosts(COST, 0.0))])
     list(decode(target(), alone, [1], DecodeOptions(300, 4)))
-    assert alone.won[poor] > 50  # it does pay
+    assert alone.won[poor] > 50  # it is worth it
 
 
 def test_others_learn_the_cost_of_a_pass_but_not_of_a_draft() -> None:
@@ -196,7 +196,7 @@ def test_nobody_is_no_chain() -> None:
 
 
 def test_what_a_request_forces_is_asked_first_and_for_it_alone() -> None:
-    """Its rounds are no rounds of the policy's own drafter, which goes on from where the text has gone."""
+    """The policy's own drafter ignores its rounds, and continues at the end of the text."""
     own, forced = Watcher(every(1), "own"), Watcher(every(2), "forced")
     control = Control(own, FixedCosts(COST, 0.05), prior=0.9)
     policy = Adaptive([control])
@@ -209,7 +209,7 @@ def test_what_a_request_forces_is_asked_first_and_for_it_alone() -> None:
 
 
 def test_probes_of_all_are_counted() -> None:
-    """Guesses that never pay are drafted only to look again, and the statistics say how often."""
+    """Tokens that are never accepted are drafted only as probes, and the statistics count them."""
     wrong = Scripted(lambda tokens, budget: chain([(tokens[-1] + 7) % 11] * budget))
     control = Control(wrong, CostModel({1: 1.0, 2: 2.0}, 1.0))
     list(decode(hash_target(3), Adaptive([control]), [1], DecodeOptions(200, 4), stats := Stats()))
@@ -217,7 +217,7 @@ def test_probes_of_all_are_counted() -> None:
 
 
 def test_a_batch_is_decided_for() -> None:
-    """Alone two guesses pay; where four requests share a pass, eight more rows do not."""
+    """Two draft tokens are worth it for one request; where four requests share a pass, eight more rows are not."""
     curve = {1: 1.0, 3: 1.2, 4: 1.3, 12: 8.0}
     control = Control(Scripted(lambda tokens, budget: chain([1] * budget)), CostModel(curve, 0.0), prior=0.9)
     assert len(Rounds(control).propose([1], 2)) == 2

@@ -94,7 +94,7 @@ def test_a_pass_is_compared_with_those_before_it() -> None:
 
 
 def test_sizes_that_were_not_timed_for_long_are_forgotten() -> None:
-    """All but that of one row, and the latest 31 others; of each the latest 15 timings."""
+    """Timings of one row and of the latest 31 other sizes stay; for each size the latest 15."""
     timings = Timings()
     for rows in range(1, 41):
         timings.add_pass(rows, 10.0)

@@ -34,7 +34,7 @@ def test_every_prefix_is_the_best_tree_of_its_size(ranks: list[list[float]], mos
     assert len(set(paths)) == len(paths) == min(most, len(all_paths(ranks)))
     for count in range(1, len(paths) + 1):
         assert all(len(path) == 1 or path[:-1] in paths[:count] for path in paths[:count])
-    # chances of children never exceed their parents': the best set of nodes is a tree by itself
+    # chances of children never exceed their parents': the best set of nodes is automatically a tree
     best = sorted((value(ranks, path) for path in all_paths(ranks)), reverse=True)[: len(paths)]
     np.testing.assert_allclose([chance for _, chance in nodes], best, rtol=1e-9)
 

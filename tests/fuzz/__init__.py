@@ -1,1 +1,1 @@
-"""Bundles and sources of strangers, mutated by programs that know their structure; see README.md."""
+"""Untrusted bundles and sources, mutated by programs that know their structure; see README.md."""

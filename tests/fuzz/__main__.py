@@ -132,7 +132,7 @@ def import_all() -> None:
 
 
 def say(text: str) -> None:
-    """Print a line for whoever watches."""
+    """Print a progress line."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -30,7 +30,7 @@ CHECKS = [
 
 @dataclass
 class Tried:
-    """What came of it.
+    """Results of the requests.
 
     Attributes:
         statuses: how often each was answered.
@@ -47,7 +47,7 @@ def try_all(url: str, examples: int, seed: int = 0, key: str | None = None) -> T
     Args:
         url: of the server.
         examples: requests of each path.
-        seed: of what is drawn.
+        seed: of the random requests.
         key: that the server asks for.
     """
     found = Tried()

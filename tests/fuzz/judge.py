@@ -43,7 +43,7 @@ def judge(run: Callable[[], None]) -> Verdict:
             os.close(reading)
             os.setsid()  # what it starts goes with it
             _in_child(run, writing)
-        finally:  # whatever happens: a second copy of the caller must not go on
+        finally:  # always: a second copy of the caller must not continue
             os._exit(1)
     os.close(writing)
     said, end = b"", time.monotonic() + WALL_SECONDS
@@ -138,7 +138,7 @@ USES: dict[str, Callable[[Path], None]] = {"bundle": use_bundle, "source": use_s
 
 
 def verdict_of(kind: str, folder: Path) -> Verdict:
-    """How using a bundle or a source ends; what it leaves beside the folder is removed."""
+    """Use a bundle or a source and report how that ends; remove the files that it leaves next to the folder."""
     sys.stdout.flush()
     temporary = folder.with_suffix(".tmp")
     temporary.mkdir()

@@ -85,7 +85,7 @@ def mutated_program(data: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def mutated_graph(data: bytes, rng: Random) -> tuple[bytes, str]:
-    """Change an ONNX graph: nodes, tensors, where they lie; or its bytes."""
+    """Change an ONNX graph: nodes, tensors, their places; or its bytes."""
     if rng.random() < 0.15:
         return flipped(data, rng), "bits"
     try:
@@ -209,7 +209,7 @@ def mutated_safetensors(data: bytes, rng: Random) -> tuple[bytes, str]:
 
 
 def _sound_header(value: dict[str, Any], rng: Random) -> str:
-    """Make a change that the format allows, so that whoever reads the tensors sees it."""
+    """Make a change that the format allows, so that it reaches the reader of the tensors."""
     name, other = rng.choices([name for name in value if name != "__metadata__"], k=2)
     one = value[name]
     size = one["data_offsets"][1] - one["data_offsets"][0]

@@ -40,7 +40,7 @@ def places(value: Any) -> list[Path]:
 
 
 def _change(value: Any, rng: Random) -> str:
-    # names of tokens and of tensors are many: every key on the way is as likely as any other beside it
+    # tokens and tensors have many names: every key on the way is as likely as its siblings
     path: Path = ()
     holder: Any = None
     here = value

@@ -1,4 +1,4 @@
-"""What is mutated: sound bundles and sources, small and made anew, and which mutator each of their files gets."""
+"""Make the inputs of mutation: small valid bundles and sources, always new, and the mutator of each of their files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if 
 
 
 def make_seeds(folder: Path) -> dict[str, list[Path]]:
-    """Bundles and sources, each in a folder of its own."""
+    """Make bundles and sources, each in a separate folder."""
     made: dict[str, list[Path]] = {"bundle": [], "source": []}
     kinds = ("medusa", "blockwise", "paradecode")
     heads = tuple(str(make_heads(folder / kind, kind, TARGET, count=2)) for kind in kinds)

@@ -1,4 +1,4 @@
-"""What failed once, and a short run of mutants, each in a process of its own under limits: clear errors at worst."""
+"""Earlier failures, and a short run of mutants, each in a limited process: clear errors are the worst result."""
 
 from __future__ import annotations
 

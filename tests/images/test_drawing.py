@@ -143,7 +143,7 @@ def test_a_letter_is_drawn_without_a_download(command: Command, tmp_path: Path) 
 
 
 def test_the_codes_vectors_are_a_listed_file(bundle: Path, tmp_path: Path) -> None:
-    """What is not listed has no digest, and nothing could be said of a picture."""
+    """A file that is not listed has no digest, so no image could be verified."""
     shutil.copytree(bundle, tmp_path / "copy")
     data = json.loads((bundle / MANIFEST).read_text("utf-8"))
     codebook = data["codes"]["image"]["codebook"]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("native")
 
 
 def test_a_wider_reader_reads_the_same(tmp_path: Path) -> None:
-    """Twice as wide here: the embedded one, sixteen times as wide, is made by the same function."""
+    """Twice as wide here; the same function makes the embedded one, which is sixteen times as wide."""
     small, wide = resolve("builtin:reader"), tmp_path / "wide"
     shutil.copytree(small, wide, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((small / "config.json").read_text("utf-8"))

@@ -31,7 +31,7 @@ def test_the_method_that_is_clearly_best(best: str, monkeypatch: pytest.MonkeyPa
     assert plan.pick.use.method == best
     gains = {one.use.method: one.speed.gain for one in plan.candidates if not one.approximates}
     assert choose_method(predicting(made, gains), None).name == best
-    # and measuring, on a clock of its own, keeps it; a promise that is wrong is corrected, and remembered
+    # measuring with a separate clock keeps it; a wrong promise is corrected, and remembered
     for promises in ({best: 1.8}, {name: 1.8 for name in METHODS[2:] if name != best} | {best: 1.3}):
         specs: list[Any] = [
             (name, always(0.85) if name == best else never, 0.05 if name == best else 0.4, promise, 0.7, False)

@@ -87,7 +87,7 @@ def machine(tmp_path: Path) -> tuple[Path, Path]:
 def group(folder: Path, limit: str, used: int, cache: int, *, old: bool = False) -> None:
     write(folder / ("memory.limit_in_bytes" if old else "memory.max"), f"{limit}\n")
     write(folder / ("memory.usage_in_bytes" if old else "memory.current"), f"{used}\n")
-    # version 1 counts the group alone, and with those below it under other names
+    # version 1 counts only the group, and includes those below it under other names
     lines = ["anon 5", *(["active_file 1", "inactive_file 1"] if old else [])]
     lines += [f"{'total_' if old else ''}{name}_file {cache // 2}" for name in ("active", "inactive")]
     write(folder / "memory.stat", "\n".join(lines) + "\n")
@@ -113,7 +113,7 @@ def test_an_old_kernel_without_memavailable(machine: tuple[Path, Path]) -> None:
         ("0::/a/b", [("a/b", "max", 10, 0, False), ("a", str(500 * MIB), 450, 0, False)], 500, 50),
         ("4:memory:/docker/0123", [("memory", str(256 * MIB), 6, 0, True)], 256, 250),  # a container: the outer path
         ("0::/a", [("a", str(MIB), 2, 0, False)], 1, 0),  # full
-        ("rubbish\n0::/a\n::", [("a", "many", 0, 0, False)], 8 << 10, 6 << 10),  # rubbish is no limit
+        ("rubbish\n0::/a\n::", [("a", "many", 0, 0, False)], 8 << 10, 6 << 10),  # invalid lines set no limit
     ],
 )
 def test_control_groups(
@@ -258,7 +258,7 @@ def test_other_requests_count_and_idle_ones_go_first() -> None:
 
 
 def test_what_is_free_counts_private_memory_alone() -> None:
-    """Mapped files can be read again: they keep nobody out who did not ask for a budget."""
+    """Mapped files can be read again: they reject no request unless a budget was given."""
     found = allow(None)
     assert found.limit == 1 << 30
     tokens = 9000

@@ -86,7 +86,7 @@ def test_self_speculation_needs_no_memory_of_its_own(large: Path, operators: Ope
     weights = Bundle.open(large).manifest.files["model.data"].size
     main = "native" if operators == "native" else "gated"
     if operators == "stock":
-        run(large, "ar", main)  # converts the weights, which takes memory of its own
+        run(large, "ar", main)  # converts the weights, which takes additional memory
     plain, _, none, expected = run(large, "ar", main)
     fastest = plain if operators == "native" else run(large, "ar", "plain")[0]
     drafting, peak, drafted, tokens = run(large, "self-spec", main)
@@ -97,13 +97,13 @@ def test_self_speculation_needs_no_memory_of_its_own(large: Path, operators: Ope
     assert plain > weights  # the model was in memory, so the comparison says something
     assert drafting < 1.02 * plain
     assert drafting < 1.02 * fastest
-    # once in a process, the result's `exact` is probed: logits of nine rows, which are much beside so small a model
+    # once per process, the result's `exact` is probed: logits of nine rows, which are much for so small a model
     assert peak < 1.04 * plain
 
 
 @pytest.mark.usefixtures("native")
 def test_native_operators_need_less_memory_than_stock_ones(large: Path, peaks: dict[str, int]) -> None:
-    """Weights are used where the file is mapped, once; ONNX Runtime packs its own into memory beside the file."""
+    """Weights are used in the mapped file, once; ONNX Runtime packs its own copy in memory."""
     weights = Bundle.open(large).manifest.files["model.data"].size
     for operators, graph in (("stock", "plain"), ("native", "native")):
         if operators not in peaks:
@@ -200,7 +200,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def limited(limit: int, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Make a process of its own that may have so many bytes of private memory."""
+    """Run code in a separate process with ``limit`` bytes of private memory."""
     command = [sys.executable, "-c", code, str(limit), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[3])
 

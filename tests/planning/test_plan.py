@@ -1,4 +1,4 @@
-"""The pick among candidates, its reason, and what is said where nothing fits; bytes and seconds are scripted here."""
+"""The choice among candidates, its reason, and the message where nothing fits; bytes and seconds are scripted here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("native")  # plans are for native operators
 
 MIB = 1 << 20
 BASE = 50 * MIB
-KV = 12288  # bytes a token in float16; int8 takes half
+KV = 12288  # bytes per token in float16; int8 takes half
 EXTRA = {"speculative": 100 * MIB}
 RATES = {"int4": 100.0, "w8a8": 70.0, "int8": 60.0, "fp32": 20.0}
 GAINS = {"swift": 1.0, "ar": 1.0, "ngram": 1.02, "self-spec": 1.2, "speculative": 1.8, "medusa": 1.5}
@@ -81,7 +81,7 @@ def test_the_fastest_that_fits_is_picked() -> None:
 
 def test_plain_decoding_where_nothing_is_clearly_faster() -> None:
     plan = make_plan(options("int4", methods=("ar", "ngram")), request(1000 * MIB))
-    assert picked(plan) == "int4 ar"  # 1.02x is no gain worth a method
+    assert picked(plan) == "int4 ar"  # a gain of 1.02x is not worth a method
     assert "no method was measured to be clearly faster" in plan.reason
 
 

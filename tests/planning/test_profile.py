@@ -132,7 +132,7 @@ def test_another_way_or_bundle_is_another_profile() -> None:
 
     save_profile(profile(manifest()))
     assert kept()
-    assert kept(strict=False)  # which tells stock operators' profiles apart alone
+    assert kept(strict=False)  # which distinguishes only stock operators' profiles
     assert not any((kept(threads=3), kept(operators="stock"), kept(attention="int8")))
     save_profile(profile(manifest(), operators="stock", attention="f32"))
     assert kept(operators="stock")

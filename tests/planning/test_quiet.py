@@ -32,7 +32,7 @@ def test_words() -> None:
 
 @pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="reads /proc/stat")
 def test_a_child_is_its_own_work_and_a_stranger_is_not() -> None:
-    """What a process outside of this one's children takes counts; what this one takes does not."""
+    """Processor time of child processes of this one counts as its own; time of any other process does not."""
     work = "import time\nend = time.process_time() + 1\nwhile time.process_time() < end: pass"
     watch, begun = Watch(), time.perf_counter()
     stranger = subprocess.Popen([sys.executable, "-c", work])  # not waited for: not yet counted as a child's

@@ -67,7 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @cache
 def facts_of(folder: Path) -> ModelFacts:
-    """Return what a plan says of a model, whatever the recipe."""
+    """Return the plan's facts of a model, which are the same for every recipe."""
     return plan_of(folder).target.facts
 
 

@@ -98,7 +98,7 @@ def test_sequences_share_a_pass_of_native_operators_and_take_turns_elsewhere() -
     assert stock[0].tokens_per_second == pytest.approx(4 * (stock[1].tokens_per_second or 0))
     deep = of(found, "ar", bandwidth=1e10, depth=1000, batch=4)
     assert (deep.tokens_per_second or 0) < (of(found, "ar", bandwidth=1e10, depth=1000).tokens_per_second or 0)
-    assert of(found, "speculative", batch=4).speedup is None  # measured of one sequence alone
+    assert of(found, "speculative", batch=4).speedup is None  # measured only for one sequence
 
 
 def test_a_method_that_the_bundle_does_not_have() -> None:

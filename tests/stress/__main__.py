@@ -91,9 +91,9 @@ def main() -> int:
 def attacked(
     work: Path, seconds: float, threads: int, seed: int, means: hostile.Means, each: bool
 ) -> tuple[dict[str, Any], int]:
-    """Make a server that clients who mean harm use for so long: all at once, or each kind of them alone."""
+    """Attack a server for ``seconds``: with all kinds of hostile clients at once, or with each kind separately."""
     options = ("--name", "demo", "--read-timeout", "10", "--budget", f"{BUDGET >> 20}MiB")
-    program = ("-m", "tests.stress.lag")  # which says how late its event loop was
+    program = ("-m", "tests.stress.lag")  # which reports how late its event loop was
     rounds = {name: (name,) for name in attacks.ALL} if each else {"all at once": tuple(attacks.ALL)}
     table: dict[str, Any] = {}
     served = start(bundle(work / "native", "native"), *options, threads=threads, program=program)
@@ -124,7 +124,7 @@ def attacked(
 
 
 def crowded(work: Path, count: int, seconds: float, threads: int) -> tuple[dict[str, Any], int]:
-    """Make a server that many clients use for so long."""
+    """Serve many clients for ``seconds``."""
     os.environ.pop("EDGESPEC_PROMPT_CACHE", None)
     found, said = clients.crowd(clients.bundle(work), count, seconds, threads)
     bad = len(found.wrong) + ("Traceback" in said)
@@ -155,14 +155,14 @@ def import_for(jobs: list[str]) -> None:
 
 
 def tell(life: Life) -> None:
-    """How it stands."""
+    """Print the progress."""
     now = life.held[-1]
     made, wrong, ties = sum(life.requests.values()), len(life.wrong), len(life.ties)
     say(f"{now}: {made} requests, {life.tokens} tokens, {wrong} wrong, {ties} ties")
 
 
 def say(text: str) -> None:
-    """Make a line for whoever watches."""
+    """Print a progress line."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

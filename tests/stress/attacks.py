@@ -1,6 +1,6 @@
-"""What clients that mean harm do to a server: eight kinds of them, and seven more that hold much or make others wait.
+"""Attacks of hostile clients on a server: eight kinds, and seven more that hold much or make others wait.
 
-Each is one round, which yields what it was answered.
+Each is one round, which yields the answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-WAIT = 60.0  # seconds after which a client gives up
+WAIT = 60.0  # seconds until a client gives up
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def many_fields(place: Place, random: Random) -> Iterator[str]:
 
 
 def small_pieces(place: Place, random: Random) -> Iterator[str]:
-    """Make a body that comes a byte at a time, each in a chunk of its own."""
+    """Make a body that comes byte by byte, each in a separate chunk."""
     with place.connected() as sock:
         sock.sendall(place.head("/v1/completions", "Transfer-Encoding: chunked"))
         with suppress(OSError):
@@ -150,7 +150,7 @@ def half_requests(place: Place, random: Random) -> Iterator[str]:
 
 
 def behind_a_running_one(place: Place, random: Random) -> Iterator[str]:
-    """Return requests sent behind one that is running, without waiting for its answer."""
+    """Send requests while another one on the connection runs, without waiting for its answer."""
     body = json.dumps({"model": place.model, "prompt": "x", "max_tokens": 200, "n": 2}).encode()
     with place.connected() as sock:
         sock.sendall(place.head("/v1/completions", f"Content-Length: {len(body)}") + body)
@@ -161,7 +161,7 @@ def behind_a_running_one(place: Place, random: Random) -> Iterator[str]:
 
 
 def no_readers(place: Place, random: Random) -> Iterator[str]:
-    """Streams that nobody reads, and that are left in the middle."""
+    """Streams that are never read, and that are closed in the middle."""
     body = json.dumps(
         {"model": place.model, "prompt": "x", "max_tokens": 200, "n": 8, "stream": True, "logprobs": 1}
     ).encode()
@@ -240,7 +240,7 @@ def every_place(place: Place, random: Random) -> Iterator[str]:
 
 
 def broken_parts(place: Place, random: Random) -> Iterator[str]:
-    """Send parts of messages that are no objects, in all APIs."""
+    """Send message parts that are not objects, in all APIs."""
     odd: list[Any] = [["plain"], [None], [[]], [1.5], [{"type": None}], [{"type": []}], {"type": "text"}]
     results = [{"type": "tool_result", "tool_use_id": "c", "content": one} for one in odd]
     for content in [*odd, *([one] for one in results)]:
@@ -268,5 +268,5 @@ ATTACKS = _named(
 )
 MORE = _named(
     expected_texts, repeated_objects, growing_grammars, odd_forms, half_bodies, every_place, broken_parts
-)  # beside those
+)  # in addition to those
 ALL = ATTACKS | MORE

@@ -1,9 +1,9 @@
-"""Files that change behind edgespec's back, the manifest left alone: none may be called exact, lossless or passed.
+"""Change files without edgespec's knowledge, except the manifest: no result may be called exact, lossless or passed.
 
     python -m tests.stress.changes [--count 1000] [--minutes 10] [--seed 0]
 
-A case is a bundle that was loaded before, so that all that can be remembered is; then one file changes, of the bundle,
-of the cache, or a session file, with the size and the time of modification that it had; then it is loaded again.
+A case begins with a loaded bundle, so that everything is in the cache.  Then one file of the bundle, of the cache, or a
+session file changes, with the same size and time of modification.  Then the bundle is loaded again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from edgespec.runtimes.files.manifest import MANIFEST, Operators
 from edgespec.runtimes.files.session_file import LINE
 
 PROMPT = "QUEEN MARGARET:\nWhat, "
-METHODS: Mapping[Operators, str] = {"native": "swift", "stock": "ar"}  # whose texts are exact whatever the heads' size
+METHODS: Mapping[Operators, str] = {"native": "swift", "stock": "ar"}  # exact for heads of any size
 QUIET = 0.03  # seconds instead of one: a case must not wait for long
 BUNDLE, CACHE, SESSION = "bundle", "cache", "session"
 
 
 def in_place(file: Path, content: bytes) -> None:
-    """Write into the file that is there."""
+    """Write into the existing file."""
     with file.open("r+b") as out:
         out.write(content)
 
@@ -178,7 +178,7 @@ class Bench:
             start = random.randrange(max(1, len(content) - size))
             for at in range(start, min(len(content), start + size)):
                 content[at] ^= random.randrange(1, 256)
-        if case.kind == SESSION and random.random() < 0.7:  # whoever changes keys can make their hash, but no seal
+        if case.kind == SESSION and random.random() < 0.7:  # a seal cannot be forged
             size = LINE + int.from_bytes(content[12:16], "little")
             content[:size] = file.read_bytes()[:size]
             at = random.randrange(size, len(content))

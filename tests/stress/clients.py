@@ -1,8 +1,8 @@
-"""Many clients at a server, with the cache of prompts and tools on: each answer is the one that a single client gets.
+"""Many clients of a server with prompt cache and tools: each answer is the one that a single client gets.
 
-A first server answers every kind of request by itself, and writes what it read to the disk.  A second one over the same
+A first server answers every kind of request separately, and writes its prompts to the disk.  A second one over the same
 cache serves all clients at once: chats with one of a few long system prompts, half of them with a call that is forced,
-streamed and not, greedy and drawn, by several methods.  Every eighth answer is left in the middle.
+streamed and not, greedy and sampled, by several methods.  Every eighth answer is abandoned in the middle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.stress.hostile import MIB, growth, resident
 
 KINDS = 32
 SYSTEMS = 4
-LEFT = 8  # of so many answers one is left
+LEFT = 8  # one of this many answers is abandoned
 TOOL_FORMATS = sorted(FORMATS)
 METHODS = (None, "ar", "ngram", "speculative", "eagle")
 Said = tuple[str, list[tuple[str, str]], str]  # text, calls by name and arguments, why it ended
@@ -59,7 +59,7 @@ def asked(kind: int) -> dict[str, Any]:
 
 
 def answer(http: httpx.Client, body: dict[str, Any]) -> tuple[Said, int, int]:
-    """Ask, not streamed -> what was said, tokens of the prompt, and how many of them were found."""
+    """Ask, not streamed -> the answer, tokens of the prompt, and how many of them were cached."""
     got = http.post("chat/completions", json=body).raise_for_status().json()
     choice, usage = got["choices"][0], got["usage"]
     calls = [
@@ -95,7 +95,7 @@ def streamed(http: httpx.Client, body: dict[str, Any], leave: bool = False) -> S
 
 @dataclass
 class Outcome:
-    """What came of it.
+    """Results of all clients.
 
     Attributes:
         answers: whole ones, of each way; and those that were left.
@@ -135,7 +135,7 @@ def bundle(folder: Path) -> Path:
 
 
 def crowd(made: Path, count: int, seconds: float, threads: int) -> tuple[Outcome, str]:
-    """Serve ``count`` clients for so long -> what came of it, and what the servers said.
+    """Serve ``count`` clients for ``seconds`` -> their results, and the servers' output.
 
     Args:
         made: the bundle.

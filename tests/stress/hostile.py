@@ -1,7 +1,7 @@
-"""Clients that mean harm, eight kinds at once, at a server that decodes meanwhile: others must be answered.
+"""Attack a decoding server with eight kinds of hostile clients at once: it must keep answering others.
 
-Each attack goes on until it is told to stop, and notes what it was answered: refusals (4xx) and, where a request is
-large but sound, texts.  A watcher asks for /health all the while, over connections of its own.
+Each attack continues until it is stopped, and records the answers: refusals (4xx) and, if a request is large but valid,
+texts.  A watcher requests /health all the time, over separate connections.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def points(seconds: Sequence[float]) -> dict[str, float]:
 
 @dataclass
 class Outcome:
-    """What came of it.
+    """Results of the attacks.
 
     Attributes:
         answers: by attack and status; "closed" = the connection was.
-        health: seconds of each look at /health.
-        bad: looks that failed, and answers of 500 and above.
-        resident: bytes of the server and its children at each look, if it runs here.
-        server: those of the server alone, which a budget counts.
-        texts: seconds that each pair of texts took, for clients without harm; another one than alone is bad.
+        health: seconds of each request of /health.
+        bad: failed ones, and answers of 500 and above.
+        resident: bytes of the server and its children at each of them, if it runs here.
+        server: those of only the server, which a budget counts.
+        texts: seconds of each pair of texts, for honest clients; a text that differs from a single client's is bad.
     """
 
     answers: Counter[str] = field(default_factory=Counter)
@@ -86,7 +86,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Means:
-    """What those who attack may take of the machine, which they would not share with a server elsewhere.
+    """Resources of the machine for the attackers, who would not share them with a server elsewhere.
 
     Attributes:
         nice: of their process.
@@ -105,7 +105,7 @@ def attack(
     names: Sequence[str] = tuple(ATTACKS),
     means: Means | None = None,
 ) -> Outcome:
-    """Attack at once in so many ways for so long.
+    """Run the attacks ``names`` at once for ``seconds``.
 
     Args:
         place: where the server is.
@@ -150,7 +150,7 @@ def _told(told: Any, seconds: float) -> Outcome:
 
 
 def _looked(place: Place) -> int:
-    """Status of /health, over a connection of its own."""
+    """Return the status of /health, over a separate connection."""
     asking = http.client.HTTPConnection(place.host, place.port, timeout=WAIT)
     try:
         asking.request("GET", "/health")
@@ -160,7 +160,7 @@ def _looked(place: Place) -> int:
 
 
 def _attack(place: Place, seconds: float, seed: int, names: Sequence[str], means: Means, told: Any) -> None:
-    """In a process of its own: all attacks, and two clients without harm."""
+    """Run all attacks and two honest clients, in a separate process."""
     _give_way(means)
     found, stop, lock = Outcome(), threading.Event(), threading.Lock()
 
@@ -213,10 +213,10 @@ def _give_way(means: Means) -> None:
 
 
 def _texts(place: Place, found: Outcome) -> list[str] | None:
-    """Texts for a client without harm; None = it is told to come again."""
+    """Return texts for an honest client; None = the server asks it to come again."""
     asked = {"model": place.model, "prompt": "The king", "max_tokens": 200, "temperature": 0, "n": 2}
     headers = {"Authorization": f"Bearer {place.key}"}
-    own = httpx.HTTPTransport(local_address="127.0.0.2" if sys.platform == "linux" else None)  # a client of its own
+    own = httpx.HTTPTransport(local_address="127.0.0.2" if sys.platform == "linux" else None)  # a separate client
     with httpx.Client(timeout=2 * WAIT, headers=headers, transport=own) as client:
         answer = client.post(f"{place.url}/v1/completions", json=asked)
     if answer.status_code != 200:

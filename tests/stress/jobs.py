@@ -1,4 +1,4 @@
-"""What is disturbed: commands that write, and how to see that what they left is whole."""
+"""The disturbed commands, which write, and checks that their files are complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Job:
     Attributes:
         arguments: of ``edgespec``, given the folder it works in.
         look: raises where what it left is not whole; what has not been made yet is whole.
-        made: whether all that it makes is there.
+        made: whether all of its files exist.
         alone: whether a second one at the same time is refused.
     """
 

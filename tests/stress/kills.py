@@ -33,7 +33,7 @@ CODES = {"SIGKILL": (0, -9), "SIGTERM": (0, 143, -15), "Ctrl-C": (0, 130)}
 EVENTS = (*SIGNALS, "ENOSPC", "EACCES", "read-only", "two at once")
 PASS_OVER = (1, 2, 3)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
 DISK, SMALLEST = 64 << 20, 4096
-WAIT = 300.0  # seconds after which a command hangs
+WAIT = 300.0  # seconds until a command counts as hanging
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Tally:
     """How moments of one kind ended.
 
     Attributes:
-        ended: how often by exit code; 0 = the command was done before, or went on without what it lost.
+        ended: how often by exit code; 0 = the command had finished, or continued without the lost part.
         wrong: what should not be.
         left: parts that a killed process left, which the next one removed.
     """
@@ -149,7 +149,7 @@ def _obey_permissions() -> None:
 
 
 class Place:
-    """A folder for commands to work in; on a small disk of its own where one can be mounted."""
+    """A folder for commands to work in; on a separate small disk if one can be mounted."""
 
     def __init__(self, folder: Path) -> None:
         self.work, self.source = folder / "work", folder / "source"
@@ -185,7 +185,7 @@ class Place:
 
     @contextmanager
     def room(self, left: int) -> Iterator[None]:
-        """Make a disk on which so many bytes are free."""
+        """Make a disk with ``left`` free bytes."""
         filler = self.work / "filler"
         stat = os.statvfs(self.work)
         with filler.open("wb") as file:
@@ -208,7 +208,7 @@ class Place:
 def disturb(
     place: Place, names: list[str], events: list[str], moments: int, seed: int, say: Callable[[str], None]
 ) -> dict[tuple[str, str], Tally]:
-    """Every command with everything that may happen to it, at so many random moments."""
+    """Disturb every command with every event, at ``moments`` random moments."""
     found: dict[tuple[str, str], Tally] = {}
     for name in names:
         job = JOBS[name]
@@ -300,7 +300,7 @@ def _one(place: Place, job: Job, event: str, rng: Random, whole: float, needs: i
 
 
 def _require_whole(place: Place, job: Job, when: str) -> None:
-    """Look in a process of its own, which may end badly."""
+    """Check in a separate process, which may crash."""
     log = place.work.parent / "look.log"
     child = os.fork()
     if not child:

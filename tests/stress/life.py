@@ -25,7 +25,7 @@ from edgespec.engine.loading import load
 from edgespec.engine.result import Result
 from tests.conftest import PROMPTS
 
-NEW = 64  # most tokens of a request
+NEW = 64  # maximum tokens of a request
 WORKERS = 3
 GROWTH = ("rss", "in_use", "objects", "descriptors", "threads")
 FLAT = 0.01  # most growth of what counts as flat
@@ -41,14 +41,14 @@ WAYS = ("whole", "streamed", "cancelled", "abandoned", "unread", "batch", "async
 
 @dataclass(frozen=True)
 class Held:
-    """What the process holds between requests: bytes of its own memory, open descriptors, threads.
+    """Resources that the process holds between requests: private memory, open descriptors, threads.
 
     Attributes:
         seconds: since the beginning.
         rss: resident bytes.
-        in_use: of them, bytes that somebody has from malloc: what grows here grows for ever; 0 = glibc does not tell.
+        in_use: of them, allocated bytes of malloc: growth here is a leak; 0 = glibc does not report it.
         objects: Python's blocks of memory.
-        caches: bytes of KV, on pages of their own; those never written are not resident.
+        caches: bytes of KV, on separate pages; those never written are not resident.
         descriptors, threads: open ones.
     """
 
@@ -90,13 +90,13 @@ def _in_use() -> int:
 
 @dataclass
 class Life:
-    """What a life came to."""
+    """Results of a life."""
 
     held: list[Held] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     wrong: list[str] = field(default_factory=list)
-    ties: list[str] = field(default_factory=list)  # other texts by results that say so themselves
+    ties: list[str] = field(default_factory=list)  # differing texts whose results report that they may differ
 
     def quarters(self, of: str) -> list[float]:
         """Return the median of each quarter of the looks; fewer than four looks: of all."""
@@ -189,7 +189,7 @@ class Requests:
         return f"{way} {settings['method']}", tokens, wrong, ties
 
     def _near(self, engine: Engine, prompt: int, result: Result, expected: Result, sampling: int) -> bool:
-        """Whether a text leaves plain decoding's where two tokens are as likely; what is drawn is not looked at."""
+        """Whether a text leaves plain decoding's where two tokens are equally likely; ignores sampled texts."""
         pairs = zip(result.tokens, expected.tokens, strict=False)
         at, (other, first) = next(((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1]), (0, (0, 0)))
         if other == first:
@@ -264,7 +264,7 @@ def live(
     most_threads: int = 2,
     watch: Callable[[Life], None] = lambda life: None,
 ) -> Life:
-    """Return requests from several threads until the time is over or so many were made; memory is looked at in between.
+    """Make requests from several threads until the time or ``most`` requests are over, and check memory in between.
 
     Args:
         bundles: which are opened, with one thread and with every number up to ``most_threads``.

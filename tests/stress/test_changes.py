@@ -32,7 +32,7 @@ def test_an_old_cache_that_is_copied_back_changes_nothing(bench: Bench) -> None:
 
 
 def test_changes_would_be_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With size and time of modification alone, some changes are called exact: then these cases say so."""
+    """With only size and time of modification, some changes are called exact, and these cases report it."""
 
     def of(cls: type[FileStat], found: os.stat_result) -> FileStat:
         return cls(0, 0, found.st_size, found.st_mtime_ns)

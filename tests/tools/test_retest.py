@@ -1,4 +1,4 @@
-"""Failed tests get a second chance alone, and only failed tests do; in CI skipped ones get none."""
+"""Failed tests get a second run, one by one, and only failed tests do; in CI skipped ones get none."""
 
 from __future__ import annotations
 

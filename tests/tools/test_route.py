@@ -1,4 +1,4 @@
-"""The route of a token counts functions of the package alone."""
+"""The route of a token counts only functions of the package."""
 
 from __future__ import annotations
 

@@ -88,8 +88,11 @@ def memory_format(kv: KvFormat) -> KvFormat:
 
 
 def table_shape(name: KeyFormat, facts: ModelFacts) -> tuple[int, ...]:
-    """Return the shape of a format's learnt tables, [layers, kv_heads, ...]: int4 scale and zero point of each channel,
-    [2, dim]; nomad centroids, [dim / d_sub, d_sub, 16].  Channels beyond head_dim are zeros."""
+    """Return the shape of a format's learnt tables, [layers, kv_heads, ...].
+
+    int4: scale and zero point of each channel, [2, dim]; nomad: centroids, [dim / d_sub, d_sub, 16].  Channels beyond
+    head_dim are zeros.
+    """
     dim, lead = padded_dim(facts), (facts.kv_layers, facts.kv_heads)
     sub = 2 if name == "nomad2" else 1
     return (*lead, 2, dim) if name == "int4" else (*lead, dim // sub, sub, CENTROIDS)

@@ -1,4 +1,4 @@
-"""Native attention in every format of keys and values, against numpy; and bit for bit whatever stands beside a row."""
+"""Native attention in every format of keys and values, against numpy; and bit for bit in any combination of rows."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_rollback(made: Callable[[str], Prepared], name: str, kv: KvFormat) -> N
         kept = len(text) - back
         branch = [*text[:kept], *other[: back // 2 + 1]]
         same = slot.follow(branch[:-1])
-        assert same in (0, kept)  # exact recent keys that are gone are made again
+        assert same in (0, kept)  # exact recent keys that are missing are computed again
         assert same == kept or (kv.ring and back > LONGEST_PASS - 100)
         slot.prefill(branch[same:-1])
         got = slot.forward(ids(branch[-1:])).logits[0].copy()
@@ -144,7 +144,7 @@ def test_rows_that_were_not_kept_leave_nothing(made: Callable[[str], Prepared], 
     text, other = (random_tokens(model.part.facts.vocab, 420, seed) for seed in (8, 9))
     slot, fresh = model.slot(kv), model.slot(kv)
     slot.prefill(text)
-    slot.forward(ids(other[:100]))  # refused guesses
+    slot.forward(ids(other[:100]))  # rejected draft tokens
     slot.forward_draft(ids(other[:3]), 0, SkipSet((0,), (1,)))
     for kept in (420, 380, 300):
         same = slot.follow(text[:kept])

@@ -1,4 +1,4 @@
-"""What is kept between runs is listed, and stays below a limit."""
+"""The cache between runs is listed, and stays below a limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG_AGO = 1_000_000.0
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a cache of its own; return its folder."""
+    """Give the test a separate cache; return its folder."""
     folder = tmp_path / "own"
     folder.mkdir()
     monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
@@ -33,7 +33,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def conversion(folder: Path, name: str, size: int, used: float) -> Path:
-    """Put a conversion of ``size`` bytes, last used at time ``used``, into the cache; its weights lie in ``folder``."""
+    """Put a conversion of ``size`` bytes, last used at time ``used``, into the cache; its weights are in ``folder``."""
     weights = folder / f"{name}.data"
     weights.write_bytes(b"w")
     made = cache_folder() / f"{name}-stock"
@@ -80,7 +80,7 @@ def test_beyond_the_limit_what_is_gone_goes_first_then_the_oldest(tmp_path: Path
     assert [entry.path for entry in set_limit(1)] == [made["new"]]  # what was just used may be being opened
     assert [entry.path for entry in entries()] == [made["used"]]
     os.utime(made["used"], (LONG_AGO, LONG_AGO))
-    assert keep_within(made["used"]) == []  # nor what is kept on purpose, however large
+    assert keep_within(made["used"]) == []  # nor kept entries of any size
     assert [entry.path for entry in keep_within()] == [made["used"]]
     assert sorted(path.name for path in cache_folder().iterdir()) == ["limit"]
 

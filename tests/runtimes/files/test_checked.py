@@ -21,7 +21,7 @@ CONTENT = b"weights " * 1000
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a file, and give the test a cache of its own and a short time after which a file counts as quiet."""
+    """Write a file, and give the test a separate cache and a short time until a file counts as quiet."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_KEY", str(tmp_path / "key"))
     monkeypatch.setattr(module, "QUIET", 0.05)
@@ -116,7 +116,7 @@ def test_where_times_are_not_kept_nothing_is_remembered(file: Path, monkeypatch:
 
 
 def test_what_somebody_else_remembers_is_not_trusted(remembered: Path) -> None:
-    """Without the user's key nobody can say that a changed file is the old one."""
+    """Without the user's key no record can claim that a changed file is the old one."""
     (record,) = records().glob("*.json")
     text, old = record.read_text("utf-8"), remembered.stat()
     in_place(remembered)

@@ -1,4 +1,4 @@
-"""Graphs are looked at before ONNX Runtime opens them; what exports write passes, what a stranger may try does not."""
+"""Graphs are checked before ONNX Runtime opens them: exported ones pass, malicious ones do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Change = Callable[[onnx.ModelProto], object]
 
 
 def first(model: onnx.ModelProto) -> onnx.TensorProto:
-    """Return the first tensor of ``model`` that lies in its weight file."""
+    """Return the first tensor of ``model`` that is in its weight file."""
     return next(one for one in model.graph.initializer if one.external_data)
 
 

@@ -1,4 +1,4 @@
-"""What a manifest says of images fits the tower and the projectors beside it, or is refused in words."""
+"""The manifest's image part fits the tower and the projectors, or is refused with a message."""
 
 from __future__ import annotations
 

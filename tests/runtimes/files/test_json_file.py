@@ -1,4 +1,4 @@
-"""JSON of strangers: every way to be wrong is one error of the caller's kind."""
+"""Untrusted JSON: every invalid input is one error of the caller's kind."""
 
 from __future__ import annotations
 

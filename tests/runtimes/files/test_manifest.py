@@ -1,4 +1,4 @@
-"""The manifest is read strictly, and what is wrong with it is said in words."""
+"""The manifest is read strictly, and errors name the problem."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_attention_needs_native_operators(bundles: Bundles) -> None:
 @pytest.mark.usefixtures("native")
 def test_info_says_what_runs_and_why(bundles: Bundles, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("EDGESPEC_ISA", native_library().isa)  # a machine with portable kernels only takes them, too
+    monkeypatch.setenv("EDGESPEC_ISA", native_library().isa)  # covers a machine with only portable kernels
     found = command("info", bundles("native"), "--json").json["operators"]
     assert found == {
         "active": "native",

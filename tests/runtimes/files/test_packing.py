@@ -89,7 +89,7 @@ def scalar_weight(packed: Packed, data: bytes, row: int, k: int) -> tuple[int, f
     size = 512 if packed.kind == "q8" else 256
     head = base + pair * (64 + 2 * size)
     scale_at, body = head + (second * 16 + c) * 2, head + 64 + second * size
-    if (together := packed.form.size // 32) > 1:  # so many pairs behind two rows of 16 scales
+    if (together := packed.form.size // 32) > 1:  # this many pairs after two rows of 16 scales
         group, place = divmod(pair, together)
         start = base + group * (64 + together * 512)
         scale_at = start + (place // (together // 2) * 16 + c) * 2
@@ -169,7 +169,7 @@ def test_some_tiles_are_a_part_of_all(kind: Kind, shape: tuple[int, int, int], f
 @PROPERTIES
 @given(shape=SHAPES, seed=st.integers(0, 99))
 def test_two_planes_are_the_bytes_of_one(shape: tuple[int, int, int], seed: int) -> None:
-    """The high plane is a packed q4 of its own; both take what q8 takes."""
+    """The high plane is a complete packed q4; both together take the bytes of q8."""
     packed = Packed("p8", *shape)
     matrix = levels, scales = random_matrix(packed, seed)
     data = pack(packed, matrix)
@@ -187,7 +187,7 @@ def test_two_planes_are_the_bytes_of_one(shape: tuple[int, int, int], seed: int)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n, head_dim", [(5, 0), (60, 20)])
 def test_padding_multiplies_to_nothing(kind: Kind, n: int, head_dim: int) -> None:
-    """What padding adds must not change a product: scales of zero, or floats of zero."""
+    """Padding must not change a product: scales of zero, or floats of zero."""
     packed = Packed(kind, n, 45, head_dim)
     back = unpack(packed, pack(packed, random_matrix(packed)))
     rows = np.arange(len(back[0]))

@@ -34,7 +34,7 @@ Write = Callable[..., Written]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a cache of its own; return its folder."""
+    """Give the test a separate cache; return its folder."""
     folder = tmp_path / "own-cache"
     monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
     return folder
@@ -54,7 +54,7 @@ def convert(made: Written) -> Path:
 
 
 def data(graph: Path) -> Path:
-    """Return the one file of converted weights beside ``graph``."""
+    """Return the one file of converted weights next to ``graph``."""
     (found,) = graph.parent.glob("*.data")
     return found
 
@@ -157,7 +157,7 @@ def test_a_changed_bundle_is_converted_anew(copied: Written, cache: Path) -> Non
 
 
 def test_a_copy_elsewhere_uses_the_same_conversion(copied: Written, cache: Path, tmp_path: Path) -> None:
-    """Its origin is a bundle that is there."""
+    """Its origin is an existing bundle."""
     other = Written(Path(shutil.copytree(copied.folder, tmp_path / "other")), copied.arch, copied.part, copied.errors)
     first = convert(copied).parent
     shutil.rmtree(copied.folder)
@@ -168,7 +168,7 @@ def test_a_copy_elsewhere_uses_the_same_conversion(copied: Written, cache: Path,
 
 
 def conversions(cache: Path) -> list[Path]:
-    """Those that lie in a cache."""
+    """Return those in a cache."""
     return sorted(cache.glob("*-stock"))
 
 

@@ -1,4 +1,4 @@
-"""The user's key, and records that nobody else can write."""
+"""The user's key, and records that no one else can write."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_a_scratch_folder_is_gone_whatever_happens(tmp_path: Path) -> None:
 
 @locks
 def test_a_scratch_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    """Also one beside a part: that of a bundle in the making."""
+    """Also one next to a part: that of an unfinished bundle."""
     for name in (".out.part-1", "..out.part-1.part-2"):
         (tmp_path / name / "inner").mkdir(parents=True)
         os.utime(tmp_path / name, LONG_AGO)

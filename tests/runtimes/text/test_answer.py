@@ -81,7 +81,7 @@ def test_every_call_is_read_whole_and_in_pieces(form: str, seed: int) -> None:
 
 @pytest.mark.parametrize("form", WRITE)
 def test_an_answer_that_is_cut_anywhere_keeps_its_calls(form: str) -> None:
-    """What had ended is whole, the last call is the beginning of itself, and no other comes of it."""
+    """Finished calls are complete, the last call is its own beginning, and there are no others."""
     for seed in (1, 2, 3):
         written, _, _ = made(form, seed)
         shape = AnswerShape(form, tools=TYPES)

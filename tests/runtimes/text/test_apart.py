@@ -1,4 +1,4 @@
-"""Templates and tokenizers of strangers run under limits, in a process of their own."""
+"""Untrusted templates and tokenizers run under limits, in a separate process."""
 
 from __future__ import annotations
 

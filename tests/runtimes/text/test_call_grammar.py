@@ -1,4 +1,4 @@
-"""Calls that a grammar forces: whatever is drawn from it is calls of the tools that were given, in every format."""
+"""Calls that a grammar forces: every sampled text is calls of the given tools, in every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a template wants of a history is found by how it renders, and histories are written so."""
+"""The history format of a template is found from its output, and histories are written in it."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_conversation_without_control_tokens_is_encoded_as_before(tmp_path: Pa
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("broken", [True, False])
 def test_token_ids_of_what_people_write_into_a_published_template(tmp_path: Path, name: str, broken: bool) -> None:
-    """As a tokenizer without control tokens encodes what stands between those of the template."""
+    """As a tokenizer without control tokens encodes the text between those of the template."""
     template = (FOLDER / f"{name}.jinja").read_text("utf-8")
     words = sorted(set(CONTROL.findall(template)))
     made = tokenizer("byte level", [], [])

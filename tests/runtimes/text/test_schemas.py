@@ -70,7 +70,7 @@ def test_references_that_grow_without_end_are_refused() -> None:
     [(["score"], ["^score$"]), (["score", "tags"], ["^(score|tags)$"]), (["a1"], ["[0-9]"]), (["x"], ["^y", "x"])],
 )
 def test_patterns_that_fit_a_named_property_are_refused(names: list[str], patterns: list[str]) -> None:
-    """What is left of such a pattern may be nothing, and a text would come to where nothing is allowed."""
+    """The rest of such a pattern may be empty, and a text would reach a state where nothing is allowed."""
     pytest.importorskip("llguidance")
     schema = {"properties": dict.fromkeys(names, True), "patternProperties": dict.fromkeys(patterns, True)}
     for whole in (schema, {"items": schema}, {"anyOf": [{"type": "null"}, schema]}):

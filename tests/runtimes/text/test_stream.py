@@ -1,4 +1,4 @@
-"""Streams of every kind of tokenizer: whatever the tokens, the pieces make the text of all of them."""
+"""Streams of every kind of tokenizer: the pieces add up to the text of all tokens, for any tokens."""
 
 from __future__ import annotations
 
