@@ -14,7 +14,7 @@ from edgespec.cli.answer import conclude, template_value
 from edgespec.cli.common import print_table, progress
 from edgespec.cli.images import read_images, require_sight, text_of, with_images
 from edgespec.cli.line_editor import asking, expect_pastes, gather, line_editor
-from edgespec.cli.markdown import show
+from edgespec.cli.markdown import cleaned, show
 from edgespec.cli.method_settings import NAMES, read_setting
 from edgespec.cli.method_settings import apply as apply_settings
 from edgespec.cli.tool_calls import Call, Tools, answer_shape, read_answer
@@ -261,7 +261,9 @@ class Chat:
     def _load(self, name: str) -> None:
         self.conversation.messages = self.engine.restore_session(Path(name).expanduser())
         for message in self._turns():
-            click.echo(f"{'you> ' if message['role'] == 'user' else ''}{text_of(message['content'])}", err=True)
+            click.echo(
+                f"{'you> ' if message['role'] == 'user' else ''}{cleaned(text_of(message['content']))}", err=True
+            )
 
     def _regenerate(self, _: str) -> None:
         messages = list(self.conversation.messages)

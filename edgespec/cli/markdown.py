@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,19 @@ if TYPE_CHECKING:
     from edgespec.engine.request import Stream
     from edgespec.engine.result import Chunk
 
+# characters that a terminal obeys, except ends of lines and tabs, and those that reverse letters
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+
+
+def cleaned(text: str) -> str:
+    """Replace the characters of a text that a terminal would obey, such as those that begin an escape sequence."""
+    return _CONTROL.sub("\ufffd", text.replace("\r", ""))
+
+
+def harmless(text: str) -> str:
+    """Clean generated text where stdout is a terminal; elsewhere it stays as it is."""
+    return cleaned(text) if sys.stdout.isatty() else text
 
 
 def show(engine: Engine, stream: Stream, drafts: bool, markdown: bool = False) -> None:
@@ -39,13 +52,13 @@ def show(engine: Engine, stream: Stream, drafts: bool, markdown: bool = False) -
         if markdown and not drafts and console.is_terminal and not console.is_dumb_terminal:
             with MarkdownStream(Console(highlight=False)) as blocks:
                 for chunk in stream:
-                    blocks.feed(chunk.text)
+                    blocks.feed(harmless(chunk.text))
             return
         for chunk in stream:
             if in_colour and chunk.round is not None:
                 console.print(coloured(engine, stream, chunk), end="")
             else:
-                click.echo(chunk.text, nl=False)
+                click.echo(harmless(chunk.text), nl=False, color=True)  # else click changes it in a pipe
     except KeyboardInterrupt:
         stream.close()
     click.echo()
@@ -58,13 +71,11 @@ def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
     item = chunk.round
     assert item is not None
     accepted, own = chunk.pieces[: item.accepted], chunk.pieces[item.accepted :]
-    line = Text().append("".join(accepted), "green")
+    line = Text().append(harmless("".join(accepted)), "green")
     if item.rejected and len(chunk.pieces) == len(item.tokens):  # a stop string may have cut the round
-        line.append(
-            engine.codec.continuation(stream.tokens[: -len(item.tokens) + item.accepted or None], item.rejected),
-            "red strike",
-        )
-    line.append("".join(own))
+        before = stream.tokens[: -len(item.tokens) + item.accepted or None]
+        line.append(harmless(engine.codec.continuation(before, item.rejected)), "red strike")
+    line.append(harmless("".join(own)))
     return line
 
 

@@ -36,7 +36,7 @@ from edgespec.cli.common import (
 )
 from edgespec.cli.images import image_option, image_rows_option, read_images, require_sight, with_images
 from edgespec.cli.line_editor import typing
-from edgespec.cli.markdown import show
+from edgespec.cli.markdown import harmless, show
 from edgespec.cli.produce import check_made, made_options, produce
 from edgespec.cli.tool_calls import mcp_tools
 from edgespec.cli.translate import joined, parts_of, write_lines
@@ -319,7 +319,7 @@ class _Request:
             emit_json({"bundle": self.bundle, "prompt": prompt} | result.as_dict())
         else:
             if not shown:
-                click.echo(result.text)
+                click.echo(harmless(result.text), color=True)
             conclude(self.engine, result, self.settings, self.options["show_stats"])
         end(self.engine, result, self.settings, told=not as_json)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.markdown import cleaned, harmless
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.json_file import read_json
 
@@ -80,8 +81,7 @@ class Tools:
             said = self.run(call.name, json.loads(call.arguments))
         except Exception as error:  # any kind, of the SDK or the server
             said = f"The call failed: {error}"
-        shown = "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in said[:500])  # no escapes
-        click.echo(f"it says: {shown}{'...' if len(said) > 500 else ''}", err=True)
+        click.echo(f"it says: {cleaned(said[:500])}{'...' if len(said) > 500 else ''}", err=True)
         return said
 
 
@@ -200,9 +200,10 @@ def read_answer(stream: Stream, shape: AnswerShape) -> tuple[str, list[Call]]:
                 calls[-1][1] += piece.text
             elif piece.kind == "text":
                 text += piece.text
-                click.echo(piece.text, nl=False)
+                click.echo(harmless(piece.text), nl=False)
             elif piece.kind == "reasoning":
-                click.echo(piece.text if dumb else click.style(piece.text, dim=True), nl=False)
+                text = harmless(piece.text)
+                click.echo(text if dumb else click.style(text, dim=True), nl=False)
 
     try:
         for chunk in stream:

@@ -247,11 +247,30 @@ def test_a_terminal_shows_the_prompt_before_the_text(demo: Path, tmp_path: Path)
     assert terminal.shown.startswith(("yes\n", "no\n"))
 
 
-PROMPT = "ROMEO:"
-
-
 GREEN, RED = {"32"}, {"31", "9"}
 ESCAPE = re.compile(r"\x1b\[([0-9;]*)m")
+HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\r\x9bd\u202ee"
+SEEN = "a\ufffd]0;title\ufffdb\ufffd[2Jc\ufffdd\ufffde"
+
+
+@pytest.mark.parametrize("more", [(), ("--show-drafts", "--method", "ngram")])
+def test_a_text_cannot_order_a_terminal_about(demo: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    """A title, a screen that is cleared, letters that are turned around: what a model writes is only shown."""
+    expression = re.sub(r"([\[\]])", r"\\\1", HOSTILE)
+    wanted = ["-m", "edgespec", "run", demo, "--prompt", "x", "--max-new-tokens", 90, "--threads", THREADS]
+    with Terminal([*wanted, "--regex", expression, *more], tmp_path, kind="xterm-256color") as terminal:
+        assert terminal.end() == 0
+    assert SEEN in ESCAPE.sub("", terminal.raw)
+    for order in ("\x1b]", "\x1b[2J", "\x07", "\x9b", "\u202e"):
+        assert order not in terminal.raw
+
+
+def test_a_text_in_a_pipe_is_as_it_was_written(command: Command, demo: Path) -> None:
+    expression = re.sub(r"([\[\]])", r"\\\1", HOSTILE)
+    assert command("run", demo, "--prompt", "x", "--max-new-tokens", 90, "--regex", expression).out == HOSTILE + "\n"
+
+
+PROMPT = "ROMEO:"
 
 
 def coloured(text: str) -> Iterator[tuple[frozenset[str], str]]:
