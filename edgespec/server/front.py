@@ -8,6 +8,7 @@ event loop was alive a moment ago.  Everything else is the server's to answer or
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -36,6 +37,7 @@ AT_ONCE = 64  # connections that are accepted, or taken by the server, before ot
 HEALTH = re.compile(rb"GET /health(\?[!-~]*)? HTTP/1\.[01]")
 PLAIN = re.compile(rb"(?P<name>[A-Za-z-]+):[ \t]*(?P<value>[ -~]*)")  # a header that is read here
 OTHERS = {b"content-length", b"transfer-encoding", b"origin", b"expect", b"upgrade"}  # headers that are not
+NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 STATE = struct.Struct("<dqq")  # when the loop beat last, by time.monotonic; texts that run, and that wait
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
@@ -149,10 +151,12 @@ class _Acceptor:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # one that has gone already, or no descriptor: the oldest makes room
-                for one in list(self._silent)[:AT_ONCE]:
-                    self._line_up(one)
-                return
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    for one in list(self._silent)[:AT_ONCE]:
+                        self._line_up(one)
+                    self._drop()
+                return  # else it has gone already
             sock.setblocking(False)
             self._silent[sock] = time.monotonic()
             self._selector.register(sock, selectors.EVENT_READ)
@@ -215,7 +219,15 @@ class _Acceptor:
             return
         self._turns.setdefault(client, deque()).append(sock)
         if sum(map(len, self._turns.values())) > WAITING:
-            max(self._turns.values(), key=len).pop().close()
+            self._drop()
+
+    def _drop(self) -> None:
+        """Close the last connection of the client that has most waiting."""
+        if self._turns:
+            client, waiting = max(self._turns.items(), key=lambda one: len(one[1]))
+            waiting.pop().close()
+            if not waiting:
+                del self._turns[client]
 
     def _hand_over(self) -> None:
         while self._turns:

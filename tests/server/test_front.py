@@ -169,6 +169,36 @@ def test_whoever_has_most_waiting_loses_the_last_of_them(place: Place) -> None:
             assert closed[0].recv(1) == b""
 
 
+@linux
+def test_more_clients_than_may_wait(place: Place) -> None:
+    """Each has one connection, so that the one that is closed was its client's only one."""
+    with ExitStack() as stack:
+        for number in range(WAITING + 20):
+            stack.enter_context(place.connect(POST, f"127.1.{number // 200}.{number % 200 + 1}"))
+        assert answer(place.connect(ASK))[0].startswith(b"HTTP/1.1 200")
+        for taken in place.take(WAITING):
+            taken.close()
+
+
+@linux
+def test_health_is_answered_where_there_are_few_descriptors() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (48, before[1]))
+    try:
+        place = Place()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    try:
+        with ExitStack() as stack:
+            for _ in range(200):
+                stack.enter_context(place.connect(POST))
+            assert answer(place.connect(ASK))[0].startswith(b"HTTP/1.1 200")
+    finally:
+        place.close()
+
+
 def test_the_process_ends_with_its_server(place: Place) -> None:
     pid = place.front._process.pid
     place.front.channel.close()  # as where the server is killed
