@@ -35,7 +35,7 @@ FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock doe
 TREE = {"method": "speculative", "branch": [2]}
 CHAIN = {"method": "chain", "proposers": ["ngram", "self-spec"]}
 EXPECTED = "I will not be a woman of the state, and the world shall be so. What is the matter, sir?"
-# where guesses are drawn, how many there are decides the text: without control, of which Kotlin keeps an earlier one
+# with sampled draft tokens, their number decides the text: no control, of which Kotlin keeps an earlier version
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "adaptive": False}
 # the same text says nothing of a drafter's guesses; these no clock changes: no control, no search, no choice of a tree
 COUNTED = ("ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle")
@@ -52,7 +52,7 @@ class LastToken:
 def ways() -> list[dict[str, Any]]:
     """List the settings that are compared: every method, greedy and sampled; some shapes of guesses, ways to verify."""
     found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
-    found.remove({"method": "auto", **SEEDED})  # whose choice is control, too
+    found.remove({"method": "auto", **SEEDED})  # its choice also belongs to control
     shapes: list[dict[str, Any]] = [TREE, {"method": "eagle", "branch": [2, 1]}, CHAIN, {"method": "proposer"}]
     counted: list[dict[str, Any]] = [{"method": name} for name in COUNTED]
     found += [{**one, **UNCONTROLLED, **how} for one in [*counted, *shapes[:3]] for how in ({}, SEEDED)]
@@ -81,7 +81,7 @@ def serve(
     engine = load(bundle, threads=THREADS, operators=operators, precision=precision)
     cases = []
     for settings, text in requests:
-        # of others, those of native operators are whose guesses are not drawn, trees or not
+        # other requests are fixed with native operators if draft tokens are not sampled, with trees or without
         fixed = settings["method"] in FIXED or (operators == "native" and "temperature" not in settings)
         read = engine.encode(text)
         prompt = read.tokens if isinstance(read, Source) else read
@@ -127,9 +127,9 @@ def export_random(folder: Path, source: str, operators: Operators = "native") ->
 def replay(
     golden: Path, library: Path, java: Sequence[str] = ("java",), onnxruntime: bool | None = False
 ) -> tuple[int, str]:
-    """Serve what ``serve`` wrote on a JVM -> 0 if nothing differs, and a line for every bundle with what does.
+    """Serve requests of ``serve`` on a JVM -> 0 if nothing differs, and a line for every bundle with its differences.
 
-    The folder of ``golden`` gets the classes.  ``onnxruntime``: it runs native operators, too; None = it is not there.
+    The folder of ``golden`` gets the classes.  ``onnxruntime``: it also runs native operators; None = it is missing.
     """
     classes = jvm.classpath(golden.parent / f"built-{onnxruntime}")
     if onnxruntime is None:

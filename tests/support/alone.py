@@ -1,4 +1,4 @@
-"""What processes of one run do one after the other."""
+"""Serialize the work of several processes of one test run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What tests of drafters conditioned on hidden states have in common: arithmetic in float64, recording, checking.
+"""Shared parts of tests of drafters conditioned on hidden states: arithmetic in float64, recording, checking.
 
-References keep nothing: every round they make all rows anew, of the tokens and of the target's hidden states.
+References keep nothing: in every round they compute all rows again, from the tokens and the target's hidden states.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def same_entries(one: Slot, other: Slot, least: int = 20) -> None:
 
 
 def check_guesses(made: Recorder, reference: Arithmetic, fresh: Slot, tapped: Sequence[int], least: int) -> None:
-    """Greedy guesses have the largest logits of the reference, or such as cannot be told from them.
+    """Check that greedy tokens have the largest logits of the reference, or logits equal within rounding.
 
     Args:
         made: what was proposed.
@@ -185,7 +185,7 @@ def check_guesses(made: Recorder, reference: Arithmetic, fresh: Slot, tapped: Se
 def check_chains(
     made: Recorder, logits: Callable[[Slot, list[int], list[int]], Array], fresh: Slot, ids: Sequence[int], least: int
 ) -> None:
-    """Check that greedy guesses have the largest logits of a reference, or such as cannot be told from them.
+    """Check that greedy tokens have the largest logits of a reference, or logits equal within rounding.
 
     Args:
         made: what was proposed.
@@ -208,7 +208,7 @@ class Checked(Protocol):
     """A target and a drafter, opened; see ``Pair``."""
 
     def recorder(self) -> Recorder:
-        """Give a drafter that notes its proposals, over slots of its own."""
+        """Make a drafter that records its proposals, over new slots."""
         ...
 
     def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
@@ -217,7 +217,7 @@ class Checked(Protocol):
 
 
 def prompt(count: int, seed: int = 0) -> list[int]:
-    """Draw tokens of a small target's vocabulary."""
+    """Return random tokens of a small target's vocabulary."""
     found: list[int] = np.random.default_rng(seed).integers(3, 150, count).tolist()
     return found
 
@@ -226,7 +226,7 @@ class AnyDrafter:
     """A subclass gives the fixture ``made``.
 
     Attributes:
-        mistakes: what others got wrong, as what ``Checked.check`` takes; those of the fixture ``drawn``.
+        mistakes: known mistakes of others, as arguments of ``Checked.check``; each must be detected.
     """
 
     prompt = staticmethod(prompt)

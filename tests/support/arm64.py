@@ -48,7 +48,7 @@ def need_java() -> Path:
 
 
 def fetch(folder: Path) -> None:
-    """Unpack Java for arm64 out of Debian's packages, with package lists of its own, and what it needs to start."""
+    """Unpack Java for arm64 and its dependencies from Debian's packages, with separate package lists."""
     lists, packages = folder / "lists", folder / "packages"
     (lists / "partial").mkdir(parents=True)
     packages.mkdir()
@@ -91,7 +91,7 @@ def java(folder: Path, core: str, scratch: Path) -> list[str]:
 
 
 def cross_compile(folder: Path) -> Path:
-    """Build the library of native operators for arm64, as CMake does but for the optimization, which changes no bit."""
+    """Build the library of native operators for arm64, as CMake does, without optimization, which changes no bit."""
 
     def compile_one(source: Path) -> str:
         target = folder / f"{source.stem}.o"
@@ -109,10 +109,10 @@ def cross_compile(folder: Path) -> Path:
 
 
 def link_for_android(folder: Path, system: Iterable[str], language: Iterable[str]) -> Path:
-    """Link the objects that ``cross_compile`` left in a folder against stubs alone, where whatever else is a failure.
+    """Link the objects of ``cross_compile`` in a folder against stubs only; any other dependency is a failure.
 
     Args:
-        folder: where the library is written, too.
+        folder: also where the library is written.
         system: functions of Android's C library.
         language: of the C++ library, which the NDK puts into the library itself.
     """

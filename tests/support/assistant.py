@@ -82,7 +82,7 @@ def write_assistant(folder: Path, target: Architecture, agrees: bool = False, **
     Args:
         folder: to make.
         target: the model that it is for.
-        agrees: as wide as the target, and guesses what the last token alone makes likely.
+        agrees: as wide as the target, and drafts what only the last token makes likely.
         more: of config.json.
     """
     folder.mkdir(parents=True)
@@ -116,14 +116,14 @@ def step_inputs(hidden: int) -> tuple[Array, Array, dict[str, tuple[Array, Array
 
 @dataclass
 class AssistantReference:
-    """The arithmetic of a checkpoint; the rest are mistakes that others have made.
+    """The arithmetic of a checkpoint; other options are known mistakes of other implementations.
 
     Attributes:
         folder: the checkpoint.
         target_norm: weight [H] of the target's final norm.
         raw: the target's hidden state before its final norm.
         swapped: the hidden state before the embedding.
-        advances: each step stands one further.
+        advances: each step has the next position.
         stale: one row of keys too few is seen.
         short: a window that is one too narrow.
         scored: queries are divided by the root of their size.
@@ -168,7 +168,7 @@ class AssistantReference:
         return np.array(found)
 
     def step(self, token: Array, state: Array, kv: Mapping[str, tuple[Array, Array]], ahead: int = 0) -> Any:
-        """Give the residual stream [size] before and behind the last norm."""
+        """Return the residual stream [size] before and after the last norm."""
         halves = (state, token) if self.swapped else (token, state)
         x = self.tensors["pre_projection.weight"] @ np.concatenate(halves)
         for layer, kind in enumerate(self.config["layer_types"]):
@@ -223,12 +223,12 @@ def check_assistant(
 
 
 def keys_and_values(slot: Slot, target: Architecture) -> dict[str, tuple[Array, Array]]:
-    """Of the last layer of each kind that has its own, [kv_heads, tokens, dim], channels as the checkpoint has them."""
+    """Return those of the last layer of each kind, [kv_heads, tokens, dim], channels in the checkpoint's order."""
     held, found = slot.snapshot(), dict[str, tuple[Array, Array]]()
     kinds, owners = target.settings.values["layer_types"], target.facts.kv_layers
     for layer in range(owners):
         keys, values = (held[f"past_key_values.{layer}.{part}"].astype(np.float64) for part in ("key", "value"))
-        if kinds[layer] == "full_attention":  # those that turn lie in front
+        if kinds[layer] == "full_attention":  # rotated channels come first
             half = keys.shape[-1] // 2
             turned = target.rotaries["rope_full"].dims // 2
             each = np.arange(2 * half).reshape(2, half)

@@ -26,7 +26,7 @@ PLACES = 4
 
 
 def change(package: Path) -> None:
-    """Replace the libraries of an installed ONNX Runtime; files that are linked elsewhere stay as they are there."""
+    """Replace the libraries of an installed ONNX Runtime; files that are linked elsewhere stay unchanged there."""
     files = [file for file in package.glob("capi/*onnxruntime*.so*") if "providers" not in file.name]
     if not files:
         raise SystemExit(f"no ONNX Runtime in {package}")

@@ -1,7 +1,7 @@
 """Android without a phone or the NDK: Debian's clang over bionic's headers, and real bionic under unidbg.
 
-What is Android's own here: the headers, libc and libm, the NDK's libc++, the ELF loader's rules as unidbg has them.
-What is not: the processor (dynarmic), the kernel, and Android's linker.
+From Android are the headers, libc and libm, the NDK's libc++, and the ELF loader's rules as unidbg has them.  The
+processor (dynarmic), the kernel and the linker are not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Bionic:
     """The native sources for Android on arm64, and programs over them, in an emulator.
 
     Args:
-        folder: for all that is built; programs read files in it alone.
+        folder: for all outputs; programs can read only its files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +81,7 @@ class Bionic:
 
     def _place_libraries(self, standard: Path) -> None:
         """Write what the linker wants of Android's libraries, and the name that the NDK's libc++ has inside."""
-        (self._folder / "linker").mkdir()  # not beside programs, where the emulator would find them
+        (self._folder / "linker").mkdir()  # not next to programs, where the emulator would find them
         for name in ("c", "m", "dl"):
             empty = (TARGET, "-shared", "-nostdlib", f"-fuse-ld={self._linker}", f"-Wl,-soname,lib{name}.so")
             _run(self._compiler, *empty, "-x", "c", os.devnull, "-o", self._folder / "linker" / f"lib{name}.so")

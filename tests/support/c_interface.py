@@ -181,7 +181,7 @@ OUTPUTS = "logits", "ids", "values", "hidden"
 
 
 class NativeNode:
-    """A graph whose passes are told all that its node is given."""
+    """A graph whose passes receive all inputs of its node."""
 
     def __init__(self, graph: Path, threads: int = 1) -> None:
         self._model = c_void_p()

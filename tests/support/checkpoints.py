@@ -66,7 +66,7 @@ def make_heads(folder: Path, kind: str, model: str, *, count: int = 3, own: bool
 def write_chain(
     folder: Path, tokenizer: Tokenizer, vocab: int, chain: Sequence[str], described: dict[str, Any], eos: Any
 ) -> Path:
-    """Write a llama checkpoint; its layers add nothing, so that the last token alone decides.
+    """Write a llama checkpoint whose layers add nothing, so that only the last token decides.
 
     Args:
         folder: where to write.

@@ -49,7 +49,7 @@ class Windows:
         headers = Path(_run(MINGW, "-print-file-name=include/c++").strip())
         self._flags = (*COMMON, "--target=x86_64-w64-mingw32", f"-isystem{headers}",
                        f"-isystem{headers / 'x86_64-w64-mingw32'}")  # fmt: skip
-        # GCC's headers define at -O0 what its library does, too
+        # at -O0, GCC's headers also define functions of its library
         self._link = (f"-L{headers.parents[1]}", "-static", "-lpthread", f"-fuse-ld={self._linker}",
                       "-Wl,--allow-multiple-definition")  # fmt: skip
         self.environment: Mapping[str, str] = {
@@ -64,7 +64,7 @@ class Windows:
         return Program(path, ("wine",))
 
     def example(self, source: Path) -> Path:
-        """Build a program in C over the library, beside it."""
+        """Build a program in C over the library, into the same folder."""
         path = self.library.with_name(f"{source.stem}.exe")
         gcc = MINGW.replace("g++", "gcc")
         _run(gcc, "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", str(source), str(self.library), "-o",

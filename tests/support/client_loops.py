@@ -1,7 +1,7 @@
-"""Three turns of unmodified clients, each in the words of its own library: a call, another one, and an answer.
+"""Run three turns of unmodified clients, each with the types of its library: a call, another one, and an answer.
 
 ``python client_loops.py URL MODEL`` runs in an environment that has the clients.  The first two turns must call a tool,
-so that any model goes through them; what the client made of an answer goes back as it is.
+so that any model completes them; the client's version of an answer goes back unchanged.
 """
 
 from __future__ import annotations

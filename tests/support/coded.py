@@ -1,4 +1,4 @@
-"""Coded attention written down in numpy, from the layout alone: what native attention is tested with."""
+"""Coded attention in numpy, written only from the layout: the reference for native attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgespec.runtimes.slots.shared import Model
 from tests.support import hf
 
 Array = NDArray[np.float64]
-SPLIT, GROUP = 256, 32  # tokens that are summed apart; tokens whose weights share a step
+SPLIT, GROUP = 256, 32  # tokens with separate sums; tokens whose weights share a step
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "padded": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24},
@@ -150,7 +150,7 @@ def coded_scores(query: Array, keys: NDArray[np.float32], name: str, table: NDAr
 
 
 def rounded(x: Array) -> Array:
-    """Rows in 8 bits of a step of their own."""
+    """Round rows to 8 bits, each with its own step."""
     step = np.abs(x).max(-1, keepdims=True) / 127
     return np.rint(x / np.where(step > 0, step, 1)) * step
 
@@ -169,7 +169,7 @@ def weigh(scores: Array, values: Array, coded: bool) -> Array:
         if not coded:
             out += share * (weights @ values[start : start + SPLIT])
             continue
-        scale = np.abs(values[start : start + SPLIT]).max(-1) / 127  # what the stored levels were made with
+        scale = np.abs(values[start : start + SPLIT]).max(-1) / 127  # scale of the stored levels
         levels = np.rint(values[start : start + SPLIT] / np.where(scale > 0, scale, 1)[:, None])
         for at in range(0, part.shape[1], GROUP):
             folded = weights[:, at : at + GROUP] * scale[at : at + GROUP]

@@ -1,9 +1,9 @@
 """Small folders of CTranslate2, converted by its own converters: tests/data/reference/ct2.zip.
 
-tools/make_ct2_reference.py makes it.  A folder has what CTranslate2 wrote and ``origin.json``: config.json and
-shapes of the model that it was made of, whose weights ``tests.support.seq2seq.weights`` makes again.
+tools/make_ct2_reference.py makes it.  A folder has CTranslate2's files and ``origin.json``: config.json and shapes of
+the source model, whose weights ``tests.support.seq2seq.weights`` recreates.
 
-ct2_models.zip has two trained ones as people have them, with the files of their tokenizers (``whole``).
+ct2_models.zip has two trained ones as published, with the files of their tokenizers (``whole``).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def vocabulary(case: Case) -> list[str]:
 
 
 def unpacked(folder: Path, name: str) -> tuple[Path, Path]:
-    """Write the folder of a case, and the checkpoint that it was made of -> both."""
+    """Write the folder of a case, and the checkpoint of its source model -> both."""
     with zipfile.ZipFile(ARCHIVE) as archive:
         archive.extractall(folder, [one for one in archive.namelist() if one.startswith(f"{name}/")])
     (folder / name / "tokenizer.json").write_text("{}", "utf-8")  # which tests of weights do not read
@@ -91,7 +91,7 @@ def unpacked(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def whole(folder: Path, name: str) -> tuple[Path, dict[str, str]]:
-    """Write a whole folder, ``opus`` or ``hears`` -> it, and what its model makes of texts or of recordings.
+    """Write a whole folder, by its name in the archive -> it, and its model's outputs for texts or recordings.
 
     tools/make_ct2_models.py makes both: the translations are transformers', greedy, of the model in float32.
     """

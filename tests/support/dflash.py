@@ -42,7 +42,7 @@ def write_dflash(
     Args:
         folder: to make.
         target: the model that it is for.
-        layers: of the target whose outputs are looked at.
+        layers: of the target whose outputs are read.
         theirs: in transformers' layout.
         agrees: one sliding layer that guesses what the last tokens were.
         spark: with DSpark's heads, of which the one that corrects is weak, in SpecForge's layout.

@@ -1,4 +1,4 @@
-"""Texts that an encoder-decoder draws, beside the model's own distribution."""
+"""Check texts that an encoder-decoder samples against the model's own distribution."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT = 400
 
 
 def check_drawn(engine: Engine, text: str, method: str, length: int = 2, least: int = COUNT // 20) -> None:
-    """Draw tokens behind a source many times: chi-square of the last two.
+    """Sample tokens after a source many times, and compare the last two by chi-square.
 
     Args:
         engine: of the model.

@@ -27,7 +27,7 @@ def write_random(
     Args:
         folder: to make.
         target: the model that it is for.
-        config: what config.json says beside sizes.
+        config: config.json without sizes.
         tokens: what the rows of its LM head score; None = all tokens.
         layers: how many it has.
     """
@@ -103,7 +103,7 @@ class Reference:
         tensors, flags = self.tensors, self.flags
         if flags.get("norm_before_fc"):
             taps = self._norm(taps, "input_norm")
-        own: Array = taps @ tensors["fc.weight"].T  # [n - 1, H]: what each row is made of
+        own: Array = taps @ tensors["fc.weight"].T  # input of each row
         tokens, positions = embedded[:-1] if self.late else embedded[1:], np.arange(len(taps))
         found = []
         for step in range(len(guesses) + 1):

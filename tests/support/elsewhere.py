@@ -1,4 +1,4 @@
-"""Other programs that open bundles, each in an environment of its own: they want versions of their own."""
+"""Other programs that open bundles, each in a separate environment, because they need different versions."""
 
 from __future__ import annotations
 

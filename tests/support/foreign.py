@@ -1,7 +1,7 @@
-"""ONNX exports as optimum makes them, of small llama checkpoints, written without optimum or torch.
+"""ONNX exports in optimum's form, of small llama checkpoints, written without optimum or torch.
 
 Ports, names and the shape of the computation are those of ``optimum-cli export onnx --task text-generation-with-past``:
-keys and values are concatenated, the causal mask is made of sizes, a tied LM head is the transposed embedding.
+keys and values are concatenated, the causal mask is computed from sizes, a tied LM head is the transposed embedding.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def write_export(
         seed: of the weights.
         positions: whether the graph has an input position_ids.
         einsum: whether attention's products are Einsum nodes.
-        external: the weights in a file of their own, ``model.onnx_data``.
+        external: the weights in a separate file, ``model.onnx_data``.
         inside: the sub-folder of the graph.
         changes: what config.json says otherwise.
     """

@@ -53,7 +53,7 @@ def gguf_name(name: str, model_type: str) -> str:
 
 
 def interleaved(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of queries or keys as llama.cpp wants them: the two of a rotary pair beside each other."""
+    """Reorder rows of queries or keys as in llama.cpp: the two of a rotary pair are adjacent."""
     halves = value.reshape(heads, 2, len(value) // heads // 2, -1)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(value.shape))
 

@@ -1,4 +1,4 @@
-"""What the Kotlin runtime must do as Python does: conversations, tokenizers and streams of text, for its tests."""
+"""Write cases that the Kotlin runtime must match: conversations, tokenizers and streams of text."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def prompts(requests: Sequence[Long], folder: Path) -> dict[str, Any]:
 
 
 def find_prompts(kept: dict[str, Any]) -> None:
-    """Go on from what Kotlin has kept of them, with the same text."""
+    """Continue from Kotlin's stored prompts, with the same text."""
     for case in kept["cases"]:
         how = {"attention": case["attention"]} if "attention" in case else {}
         found = _told(Path(kept["kotlin"]), Path(case["path"]), how, case["settings"], case["prompt"])

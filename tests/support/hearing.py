@@ -1,4 +1,4 @@
-"""Small decoders that hear, two of every kind, and what transformers computes with them.
+"""Small decoders with audio input, two of every kind, and transformers' results of them.
 
 tests/data/reference/hearing.npz (tools/make_hearing_reference.py makes it) has of each what sight.npz has of models
 that read images (tests/support/sight.py); of recordings, ``features.N`` float32 [frames // 7, bands] and ``sound.N``

@@ -2,7 +2,7 @@
 
 `write_checkpoint` writes config.json, generation_config.json, the weights as one
 safetensors file or as shards with an index, tokenizer.json and tokenizer_config.json. The weights are a function of
-the configuration, the seed and the scale alone, so a test can compare an export of the folder it has just written with
+only the configuration, the seed and the scale, so a test can compare an export of the folder it has just written with
 the logits transformers computed from the same folder elsewhere (tests/data/reference, made by
 tools/make_reference_logits.py).
 """

@@ -25,7 +25,7 @@ LIMIT = 900  # seconds: a busy machine may be slow
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run of tests on the JVM did."""
+    """Results of a run of tests on the JVM."""
 
     tests: int
     skipped: int
@@ -38,7 +38,7 @@ def need_maven() -> None:
 
 
 def maven(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Maven in android_demo: without the network where everything is there already."""
+    """Run Maven in android_demo, without the network if all artifacts are in the local repository."""
     # the JVM is given its own memory limits by the build
     command = ["mvn", "-q", "-B", *arguments]
     found = subprocess.run([*command, "-o"], cwd=DEMO, capture_output=True, text=True, timeout=LIMIT)
@@ -82,14 +82,14 @@ def build(folder: Path) -> Path:
 
 
 def classpath(folder: Path) -> str:
-    """Give the class path of the Kotlin runtime's tests, which hold programs beside tests; ``folder`` is new."""
+    """Return the class path of the Kotlin runtime's tests, which also contain programs; ``folder`` is new."""
     built = build(folder) / "edgespec"
     needed = (built / "classpath.txt").read_text("utf-8").strip()
     return ":".join([str(built / "classes"), str(built / "test-classes"), needed])
 
 
 def environment(classes: str) -> dict[str, str]:
-    """Of a JVM with these classes: ONNX Runtime overflows the stack of its main thread where the command is long."""
+    """Return the environment of a JVM with these classes: a long command would overflow its main thread's stack."""
     return {**os.environ, "CLASSPATH": classes}
 
 
@@ -97,7 +97,7 @@ def first_start(classes: Iterable[Path], bundle: Path, folder: Path, library: Pa
     """Start the app without its views, over these classes, with a bundle that it brings -> what it said."""
     folder.mkdir(exist_ok=True)
     shutil.rmtree(folder / "bundle", ignore_errors=True)
-    # JNA, which would set this where there is no Android, is not kept by R8
+    # R8 removes JNA, which would set this outside Android
     env = {**environment(":".join(map(str, classes))), "ORT_DISABLE_TELEMETRY": "1"}
     command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     command += [f"-XX:ErrorFile={folder / 'crash.log'}"]  # without a rule that is needed it crashes
@@ -117,9 +117,9 @@ def run_tests(**properties: str) -> Ran:
 
 
 def same_onnxruntime(folder: Path) -> Path:
-    """Make a library that gives the JVM the ONNX Runtime of this Python: versions round otherwise in stock operators.
+    """Make a library that gives the JVM this Python's ONNX Runtime, because versions differ in rounding.
 
-    The Java artefact asks for the functions of the C interface under the name of its own version; the interface is
+    The Java artifact asks for the functions of the C interface under the name of its version; the interface is
     append-only, so a later library serves it.
     """
     capi = Path(onnxruntime.__file__).parent / "capi"

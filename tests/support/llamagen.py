@@ -1,9 +1,9 @@
 """A small LlamaGen of classes, one of captions, and a small decoder of their codes, of random weights.
 
 tests/data/reference/llamagen.npz (tools/make_llamagen_reference.py makes it) has ``tensors``, JSON of names and shapes
-of both as the authors' code has them, and what that code computes: ``logits`` [2, 16, codes] behind class 3 and behind
-none of the codes of ``CODES``, the ``guided`` codes of class 3, and the ``picture`` of those; ``captioned_logits`` and
-``captioned`` likewise of the caption ``IDS``.
+of both as the authors' code has them, and that code's results: ``logits`` [2, 16, codes] of the codes of ``CODES``
+after class 3 and after no class, the ``guided`` codes of class 3, and the ``picture`` of those; ``captioned_logits``
+and ``captioned`` likewise of the caption ``IDS``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CODES = (np.arange(SIDE**2) * 7) % SIZE
 
 
 def weights(shapes: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
-    """Make tensors by their names alone: norms near 1, matrices that keep the size of what they read."""
+    """Make tensors from only their names: norms near 1, matrices that keep the size of their input."""
     found: dict[str, NDArray[np.float32]] = {}
     for name, shape in shapes.items():
         made = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)

@@ -27,7 +27,7 @@ def write_mtp(folder: Path, name: str, mimo: bool = False, agrees: bool = False)
         folder: to make.
         name: of the configuration; Qwen3.5's is written as the text part of a model for images.
         mimo: the layer is stored as MiMo's.
-        agrees: the layer guesses what the last token alone makes likely, and the model mostly writes that.
+        agrees: the layer drafts what only the last token makes likely, and the model mostly generates that.
     """
     config = hf.CONFIGS[name]
     hf.write_checkpoint(folder, config, hf.SEEDS[name])
@@ -66,7 +66,7 @@ def write_mtp(folder: Path, name: str, mimo: bool = False, agrees: bool = False)
 
 @dataclass
 class MtpReference:
-    """The arithmetic of a checkpoint's layer; the rest are mistakes that others have made.
+    """The arithmetic of a checkpoint's layer; other options are known mistakes of other implementations.
 
     Attributes:
         folder: the checkpoint.
@@ -77,7 +77,7 @@ class MtpReference:
         unnormed: its own hidden state before its norm.
         closed: without the gate on what attention gives.
         turned: share of a head that is rotated; None = as it should be.
-        plain: norms multiply by their weights alone.
+        plain: norms multiply by only their weights.
     """
 
     folder: Path

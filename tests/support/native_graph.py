@@ -1,4 +1,4 @@
-"""``Decoder`` nodes by hand: of a program and weights of its own, or of a model, with every input as an array."""
+"""``Decoder`` nodes of a test's program and weights, or of a model, with every input as an array."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Rows:
 
     @classmethod
     def tree(cls, parents: Sequence[int], past: int, slot: int = 0) -> Rows:
-        """Make a tree after ``past`` tokens; rows lie side by side."""
+        """Make a tree after ``past`` tokens; its rows are adjacent."""
         depth: list[int] = []
         for parent in parents:
             depth.append(0 if parent == ROOT else depth[parent] + 1)
@@ -118,16 +118,16 @@ def run_once(session: Any, kv: Bound, feeds: Feeds) -> tuple[NDArray[Any], ...]:
 
 @dataclass
 class Cache:
-    """What a node keeps.
+    """Caches of a node.
 
     Attributes:
         kv: formats of keys and values; None = float32.
         head: KV heads and dimensions of its one layer, (0, 0) = no attention.
         tokens: capacity of a slot.
         slots: sequences.
-        tables: what coded keys were learnt with.
+        tables: the learned tables of coded keys.
         memories: how many memories there are, of ``tokens`` rows each; 0 = the program has none.
-        inserted: columns of rows that stand where tokens are below 0; 0 = the program has none.
+        inserted: columns of rows that replace tokens below 0; 0 = the program has none.
     """
 
     kv: KvFormat | None = None
@@ -140,7 +140,7 @@ class Cache:
 
 
 class Node:
-    """One node over a cache of its own.
+    """One node over a new cache.
 
     Args:
         folder: where its graph goes.
@@ -249,7 +249,7 @@ F32 = KvFormat("f32", "f32")
 
 
 class Raw:
-    """The ``Decoder`` node of a model with caches of its own.
+    """The ``Decoder`` node of a model with new caches.
 
     Args:
         made: the model.
@@ -293,7 +293,7 @@ class Raw:
 
 
 def doctored(made: Written, folder: Path, change: Callable[[onnx.ModelProto], None]) -> Path:
-    """Make a copy of the native graph, changed, beside a link to its weights."""
+    """Make a changed copy of the native graph, with a link to its weights in the same folder."""
     folder.mkdir(exist_ok=True)
     model = onnx.load(made.folder / made.part.graphs["native"].file, load_external_data=False)
     change(model)

@@ -18,7 +18,7 @@ NEW = ("standard",)  # graphs that there were not
 
 
 def rename_weights(model: onnx.ModelProto, before: str, after: str) -> int:
-    """Let tensors that lie in one file lie in another -> how many."""
+    """Move references of tensors from one weight file to another -> how many."""
     places = [item for tensor in model.graph.initializer for item in tensor.external_data if item.key == "location"]
     renamed = [item for item in places if item.value == before]
     for item in renamed:

@@ -152,7 +152,7 @@ def float8(block: tuple[int, int] | None, suffix: str, dtype: Any = np.float32) 
 
 
 def float8_whole(suffix: str, shape: tuple[int, ...]) -> Packer:
-    """float8 with one scale for the matrix, and one for the activations beside it."""
+    """float8 with one scale for the matrix, and one for the activations."""
 
     def pack(module: str, value: NDArray[np.float32]) -> tuple[Tensors, NDArray[np.float32]]:
         scale = np.float32(np.abs(value).max() / 448)

@@ -120,7 +120,7 @@ def trial(**changes: Any) -> Trial:
 
 
 def profile(manifest: Manifest, machine: Machine | None = None, **changes: Any) -> Profile:
-    """Of a bundle on this machine, native operators; ``passes()`` unless told otherwise."""
+    """Make a profile of a bundle on this machine, native operators; the default passes are ``passes()``."""
     values: dict[str, Any] = {
         "machine": machine or this_machine(),
         "bundle": manifest_hash(manifest),

@@ -1,7 +1,7 @@
-"""Drafters as their authors' code writes them, with what it guesses: made by tools/make_drafter_references.py.
+"""Drafters in the format of their authors' code, with its drafts: made by tools/make_drafter_references.py.
 
-An archive has the config.json and the names and shapes of the tensors that the code saved, and its guesses.  Weights
-are drawn again from a seed, and so is what was tapped of the target.
+An archive has the config.json and the names and shapes of the tensors that the code saved, and its drafts.  Weights and
+the target's tapped states are recreated from a seed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Published:
 
     @property
     def file(self) -> str:
-        """Of the tensors."""
+        """Return the name of the tensors' file."""
         return "medusa_lm_head.safetensors" if self.name.startswith("medusa") else "model.safetensors"
 
     @classmethod
@@ -83,7 +83,7 @@ def tensors_of(shapes: Mapping[str, tuple[int, ...]], target: Path) -> dict[str,
 
 
 def contexts(columns: int) -> list[tuple[list[int], Floats]]:
-    """Draw texts, and what was tapped of the target at all tokens but the last, [n - 1, columns]."""
+    """Make texts, and the target's tapped states of all tokens but the last, [n - 1, columns]."""
     random = np.random.default_rng(SEED)
     return [
         (random.integers(3, 150, n).tolist(), random.standard_normal((n - 1, columns)).astype(np.float32))
@@ -97,7 +97,7 @@ def write_target(folder: Path) -> Path:
 
 
 def known_keys(arch: Architecture) -> set[str]:
-    """Names of the checkpoint's tensors that a drafter is made of."""
+    """Return the names of the checkpoint's tensors that a drafter uses."""
     source = arch.source
     names = set(arch.tensors) | set(getattr(source, "extra", {}))
     while (base := getattr(source, "base", None)) is not None:

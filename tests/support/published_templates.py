@@ -169,10 +169,10 @@ def chat_of(kind: Kind, body: Chat) -> ChatRequest:
 
 
 def references(template: str, chat: Chat) -> set[str]:
-    """Collect what transformers writes, in each of the forms that a client could have chosen for this template.
+    """Collect transformers' texts, in each of the forms that a client could have chosen for this template.
 
-    Of these only what is complete counts: all texts of the conversation that any of them has, arguments that are not
-    within a text of JSON where they need not be, nothing that is None by its name where it need not be.
+    Only complete ones count: with all texts of the conversation that any of them has, without unnecessary JSON text
+    around arguments, and without an unnecessary None.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 

@@ -18,7 +18,7 @@ class FunctionTarget(Target):
     Args:
         function: the model; the prefix of a tree row is the slot, then the path to the row.
         vocab_size: size of the vocabulary.
-        context: most tokens one sequence may have.
+        context: maximum tokens of a sequence.
         draft: what ``forward_draft`` computes; None = the same function.
 
     Raises:
@@ -107,11 +107,11 @@ class FunctionTarget(Target):
 
 
 class LayeredFunctionTarget(FunctionTarget):
-    """A ``FunctionTarget`` whose layers can be run apart: its hidden states name a prefix and the layers it has run.
+    """A ``FunctionTarget`` with separable layers: its hidden states name a prefix and the number of layers run.
 
     Args:
-        exits: what the exit after so many layers says: a function of the prefix.
-        heads: what group "medusa" says: for each head a function of the prefix whose last row chose the pending token.
+        exits: results of the exit after each number of layers: a function of the prefix.
+        heads: results of group "medusa": for each head a function of the prefix whose last row chose the pending token.
         layers: how many there are.
         tokens: int64 [size], the vocabulary of heads and exits; None = all.
     """

@@ -1,4 +1,4 @@
-"""Requests of a fixed length, and texts of methods beside plain decoding's."""
+"""Make requests of a fixed length, and compare methods' texts with plain decoding's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def ask(engine: Engine, prompt: Any = PROMPT, **settings: Any) -> Result:
 
 
 def assert_plain_text(engine: Engine, method: str, prompts: Sequence[str], *how: Settings) -> None:
-    """Every text is plain decoding's, exactly, and of all guesses some stood and some did not."""
+    """Check that every text is plain decoding's, exactly, and that some draft tokens were accepted and some
+    rejected."""
     offered = accepted = 0
     for settings in how:
         for prompt in prompts:

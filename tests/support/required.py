@@ -1,4 +1,4 @@
-"""What a run may skip: one that says which it is (``EDGESPEC_CI``) fails where it skips anything else."""
+"""Allowed skips: a run that names its kind (``EDGESPEC_CI``) fails if it skips anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of a policy without a target: what the loop does, but for the passes."""
+"""Run rounds of a policy without a target: the decoding loop without its passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer behind a C interface (edgespec/runtimes/tokenizer): built by cargo, and called through ctypes."""
+"""The tokenizer's C interface (edgespec/runtimes/tokenizer): built by cargo, and called through ctypes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CTokenizer:
         return text.raw[: size.value]
 
     def pieces(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[str]:
-        """Text that each token adds behind a prompt, and what comes at the end."""
+        """Return the text that each token adds after a prompt, and the rest at the end."""
         stream, text, size = c_void_p(), c_void_p(), c_size_t()
         begin = (c_int64 * len(prompt))(*prompt)
         self._call("edgespec_stream_open", self._at, begin, c_size_t(len(prompt)), byref(stream))

@@ -1,10 +1,11 @@
 """Checkpoints as transformers writes them, without transformers.
 
 tests/data/reference has an archive for each model type (tools/make_reference_logits.py makes them), with the arrays
-NAME/KEY of each of its configurations.  Beside the reference's logits these are two JSON texts: ``memory``, the names
-and shapes of tensors as a model has them, and ``saved``, the config.json, the generation_config.json and the names and
-shapes of tensors that ``save_pretrained`` of the reference version of transformers writes.  Experts are saved one by
-one, modules are renamed, configurations are written out.  ``saved_tensors`` brings weights into that form.
+NAME/KEY of each of its configurations.  In addition to the reference's logits there are two JSON texts: ``memory``, the
+names and shapes of tensors as a model has them, and ``saved``, the config.json, the generation_config.json and the
+names and shapes of tensors that ``save_pretrained`` of the reference version of transformers writes.  Experts are
+saved one by one, modules are renamed, configurations are written out.  ``saved_tensors`` brings weights into that
+form.
 """
 
 from __future__ import annotations

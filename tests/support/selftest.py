@@ -34,7 +34,7 @@ ISA_FLAGS = {
 }
 ISA_FLAGS["isa_avx512"] += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # GCC 12's own headers
 ARM = tuple(isa for isa, flags in ISA_FLAGS.items() if any(flag.startswith("-march=arm") for flag in flags))
-# what stands between passes and their callers
+# layers between passes and their callers
 BESIDE = ("values", "ops", "node", "model_file", "texts", "c_api", "jni")
 SOURCES = tuple(name for name in (*_listed("FILES"), *ISAS) if name not in BESIDE)
 OPERATOR = (*SOURCES, "node", "values", "ops")

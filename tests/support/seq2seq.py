@@ -2,9 +2,9 @@
 
 tests/data/reference/seq2seq.npz has of each (tools/make_seq2seq_reference.py makes it): ``saved``, JSON of the
 config.json and of the names and shapes of tensors that transformers saves; ``source``, int64 [S] ids or float32
-[frames, bands] features; ``tokens`` int64 [T]; ``encoded`` float32 [S, width], what the encoder gives; ``rows``
-int64 [R] and ``logits`` float32 [R, vocab] of the decoder there; ``greedy`` int64 [200], as it goes on from the first
-token.  Weights are a function of names, shapes and a seed, so that no test needs torch.
+[frames, bands] features; ``tokens`` int64 [T]; ``encoded`` float32 [S, width], the encoder's output; ``rows``
+int64 [R] and ``logits`` float32 [R, vocab] of the decoder there; ``greedy`` int64 [200], the continuation after the
+first token.  Weights are a function of names, shapes and a seed, so that no test needs torch.
 """
 
 from __future__ import annotations

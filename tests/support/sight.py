@@ -170,7 +170,7 @@ CASES: dict[str, tuple[Config, Config]] = {
         {"patch_size": 10, "size": {"shortest_edge": 3000, "longest_edge": 15000}, "resample": 1},
     ),
 }  # fmt: skip
-WORDS: dict[str, dict[str, int]] = {  # ids of words that stand around images
+WORDS: dict[str, dict[str, int]] = {  # ids of words around images
     "gemma3": {"<start_of_image>": 98, "<image_soft_token>": IMAGE, "<end_of_image>": 97, "\n\n": 96},
     "idefics3": {"<image>": IMAGE, "<fake_token_around_image>": 98, "<global-img>": 97, "\n": 96,
                  **{f"<row_{y}_col_{x}>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},

@@ -60,7 +60,7 @@ ROOT = -1
 
 def random_tree(random: np.random.Generator, rows: int) -> list[int]:
     """Parents: of one root or several, some deep, some wide."""
-    reach = int(random.integers(1, rows + 1))  # how far back parents lie
+    reach = int(random.integers(1, rows + 1))  # how far back parents are
     roots = random.random() < 0.2
     return [ROOT] + [
         ROOT if roots and random.random() < 0.2 else int(random.integers(max(0, row - reach), row))

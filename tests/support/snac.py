@@ -31,7 +31,7 @@ def codes() -> NDArray[np.int64]:  # [frames, places]
 
 
 def weights(shapes: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
-    """Make tensors by their names alone, such that sound is neither silent nor cut."""
+    """Make tensors from only their names, such that sound is neither silent nor cut."""
     found = {}
     for name, shape in shapes.items():
         made = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)

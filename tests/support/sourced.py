@@ -1,4 +1,4 @@
-"""What the Kotlin runtime must do with encoder-decoders as Python does, for its tests: texts, recordings, languages."""
+"""Write encoder-decoder cases that the Kotlin runtime must match: texts, recordings, languages."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def forms(folder: Path) -> dict[str, Any]:
 
 
 def seen(folder: Path) -> list[dict[str, Any]]:
-    """Ask about pictures by some methods, with a draft of text alone and with one that has a tower of its own."""
+    """Ask about images by some methods, with a text-only draft and with one that has its own vision tower."""
     made = []
     random = str(sight.write_case(folder / "idefics3", "idefics3"))
     reader = ("builtin:reader", "builtin:reader-draft", ["speculative", "self-spec"])

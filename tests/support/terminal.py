@@ -53,7 +53,7 @@ class Terminal:
 
         environment = {name: value for name, value in os.environ.items() if name not in UNSET}
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8", "TERM": kind}
-        environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # nobody here tells where the cursor is
+        environment["PROMPT_TOOLKIT_NO_CPR"] = "1"  # no terminal here reports the cursor's position
         output = slave if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT)
         self._process = subprocess.Popen(
             [sys.executable, *map(str, arguments)],
@@ -89,7 +89,7 @@ class Terminal:
         self.wait_for(answer)
 
     def wait_for(self, text: str) -> str:
-        """Wait until a text is shown behind what was waited for before; returns what was shown up to it."""
+        """Wait until a text is shown after the previous one; return the output up to it."""
         deadline = time.monotonic() + PATIENCE
         while (at := self.shown.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.shown[self._seen :]!r}"
@@ -112,7 +112,7 @@ class Terminal:
         if reads:
             try:
                 piece = os.read(self._master, 65536)
-            except OSError:  # Linux's way to say that nobody has it open
+            except OSError:  # Linux raises this once the other end is closed
                 return False
             if not piece:
                 return False

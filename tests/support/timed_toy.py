@@ -1,4 +1,4 @@
-"""Requests over a toy target whose passes and drafts take the time of a given cost model, on a clock of their own."""
+"""Requests over a toy target: its passes and drafts take the time of a given cost model, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Rates = Callable[[int], float]  # length of the text -> chance that a guess is r
 
 
 def after(token: int, length: int) -> int:
-    """Give the target's token after a text of so many tokens that ends with ``token``."""
+    """Return the target's token after a text of ``length`` tokens that ends with ``token``."""
     return (31 * token + 7 * length + 3) % VOCAB
 
 
@@ -49,7 +49,7 @@ def text(prompt: Sequence[int], new: int) -> list[int]:
 
 
 class Clock:
-    """Seconds that pass only where a test says so."""
+    """Seconds that pass only where a test advances them."""
 
     def __init__(self) -> None:
         self.ms = 0.0
@@ -70,8 +70,8 @@ class Guesser(Drafter):
         buckets: kinds of proposals, in turn.
         name: of the method.
         catch_up: time of a token that it has not seen, in plain steps.
-        draws: guesses are offered as drawn from a distribution.
-        first: what a round with guesses costs beside them.
+        draws: draft tokens are offered with a sampling distribution.
+        first: additional cost of a round with draft tokens.
     """
 
     rate: Rates
@@ -86,7 +86,7 @@ class Guesser(Drafter):
     first: float = 0.0
 
     def __post_init__(self) -> None:
-        self.begun: list[int] = []  # lengths of the text at which it was told to begin
+        self.begun: list[int] = []  # lengths of the text at its calls of begin
         self.asked: list[int] = []  # and at which it was asked
         self.observed = 0
         self._known = 0
@@ -125,7 +125,7 @@ def controlled(inner: Drafter, curve: Mapping[int, float], c: float, prior: floa
 
 @dataclass
 class Run:
-    """What a request did.
+    """Results of a request.
 
     Attributes:
         tokens: the new ones.

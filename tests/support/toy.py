@@ -114,7 +114,7 @@ class FixedCosts(CostModel):
 
 
 class SampledTree(Drafter):
-    """Two levels of siblings, all drawn from a q of its own, with or without replacement."""
+    """Two levels of siblings, all sampled from one q, with or without replacement."""
 
     name = "sampled-tree"
 

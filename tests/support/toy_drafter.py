@@ -1,7 +1,7 @@
-"""A toy target that is tapped, and the slot of a drafter that is conditioned on it, which keeps what it is given.
+"""A toy target with taps, and the slot of a drafter that is conditioned on it, which records its inputs.
 
-What is tapped of a row and the drafter's own hidden states name the tokens that they are made of, so that every row
-that the slot was given can be told to be right or wrong.
+Tapped states of a row and the drafter's own hidden states name their source tokens, so a test can check every row that
+the slot received.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def guessed(prefix: Sequence[int]) -> Rows:
 
 
 class TappedToy(FunctionTarget):
-    """A target; what is tapped of a row names all tokens up to it.  Taps lie in a buffer that the next pass uses again.
+    """A target; tapped states of a row name all tokens up to it.  The next pass reuses the buffer of the taps.
 
     Attributes:
         asked: tokens whose embedding was asked for.
@@ -106,12 +106,12 @@ class ToySlot:
     """A drafter's slot.
 
     Args:
-        block: rows of a drafter of blocks, whose entries hold taps alone; None = it goes on guess by guess.
+        block: rows of a drafter of blocks, whose entries hold only taps; None = it drafts token by token.
         known: what its LM head scores, column by column; None = all tokens.
 
     Attributes:
         held: [columns] each, rows of the entries, as they were given.
-        passes: (what, rows, of its own hidden states, only the best), of every pass.
+        passes: (what, rows, own hidden states, only the best), of every pass.
         strange: rows of guesses that were not given the hidden state of the row before.
     """
 
@@ -182,7 +182,7 @@ def block_guesses(pending: float, at: int) -> Rows:
 def rounds(
     target: FunctionTarget, drafter: Policy | Drafter, prompt: Sequence[int], count: int, **options: Any
 ) -> list[Round]:
-    """Of a request that loses no drafter."""
+    """Return the rounds of a request that loses no drafter."""
     stats = Stats()
     found = list(decode(target, drafter, prompt, DecodeOptions(max_new_tokens=count, **options), stats))
     assert stats.dropped_reason is None

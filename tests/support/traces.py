@@ -56,7 +56,7 @@ class KnownCosts(FixedCosts):
 
 @dataclass(frozen=True)
 class Trace:
-    """Texts of one pair of models, and what passes and draft steps take in plain steps."""
+    """Texts of one pair of models, and the time of passes and draft steps in plain steps."""
 
     pair: str
     verify: dict[int, float]
@@ -74,7 +74,7 @@ class Trace:
         return KnownCosts(self.verify, self.draft)
 
     def steps(self, guesses: int) -> float:
-        """Count the plain steps of a round over so many guesses."""
+        """Count the plain steps of a round over ``guesses`` draft tokens."""
         return self.price[guesses]
 
     @cached_property
@@ -123,7 +123,7 @@ class Recorded(Drafter):
 
     def propose_until(self, tokens: list[int], budget: int, least_gain: Callable[[int], float]) -> Proposal:
         said, count, reach = self.text.sure[len(tokens) - len(self.text.prompt)], budget, 1.0
-        self._sure = (said + said[-1:] * LONGEST)[:budget]  # beyond what was drawn, as sure as before
+        self._sure = (said + said[-1:] * LONGEST)[:budget]  # after the end of the record, as sure as before
         for depth, chance in enumerate(self._sure[:-1], 1):
             reach *= self.confidence.chance(chance)
             if reach * self.confidence.mean < least_gain(depth):
@@ -139,7 +139,7 @@ class Recorded(Drafter):
 
 @dataclass
 class Outcome:
-    """What a text took."""
+    """Tokens and time of a text."""
 
     tokens: int = 0
     steps: float = 0.0

@@ -1,4 +1,4 @@
-"""What passes over ONNX Runtime sessions are given: the shapes of their inputs, counted at the session itself."""
+"""Record the inputs of ONNX Runtime sessions: their shapes, counted at the session itself."""
 
 from __future__ import annotations
 

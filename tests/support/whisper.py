@@ -1,4 +1,4 @@
-"""A small Whisper of random weights: its configuration, its tokens, and what transformers hears with it."""
+"""A small Whisper of random weights: its configuration, its tokens, and transformers' transcripts with it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def told(found: Sequence[Segment]) -> list[tuple[float, float, list[int]]]:
 
 
 def expected(model: Any, features: NDArray[np.float32], **options: Any) -> list[tuple[float, float, list[int]]]:
-    """Ask transformers, which ends a window's last segment with the time that the next begins with, too."""
+    """Ask transformers, in which the end of a window's last segment is also the beginning of the next one."""
     import torch
 
     asked = {"language": "en", "task": "transcribe", "temperature": (0.0,), "return_segments": True} | options

@@ -60,13 +60,13 @@ def wide_bundle(folder: Path) -> Path:
 
 
 class Depths:
-    """A slot of stock operators at any depth without a prefill: what lies far before a pass is random.
+    """A slot of stock operators at any depth without a prefill: tokens far before a pass are random.
 
-    Keys and values of a model of one layer follow from token and position alone, so those that a pass may see of its
-    own rows, or of rows computed alone, are made by passes at that place, whatever lies before it.
+    Keys and values of a model of one layer depend only on token and position.  So a pass at that place computes those
+    that it may read, of its own rows or of single rows, for any text before it.
 
     Args:
-        model: whose rows are looked at, of one layer.
+        model: whose rows are compared, of one layer.
         longest: tokens that are filled.
     """
 
@@ -86,7 +86,7 @@ class Depths:
         self._slot.tokens = self._tokens[:past]
         logits = self._slot.forward(np.array(self._tokens[past : past + count], np.int64)).logits
         bits = [row.tobytes() for row in logits]
-        behind = slice(past, past + count + _WRITTEN)  # dummies, too, leave keys and values
+        behind = slice(past, past + count + _WRITTEN)  # dummies also leave keys and values
         for array, filled in zip(self._arrays, self._filled, strict=True):
             filled[:, past : past + count] = array[:, past : past + count]
             array[:, behind] = filled[:, behind]
@@ -94,7 +94,7 @@ class Depths:
         return bits
 
     def differing(self, passes: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-        """(tokens before, rows, row) of those whose bits are not what the row alone gets."""
+        """Return (tokens before, rows, row) of those whose bits differ from a pass of only that row."""
         found: list[tuple[int, int, int]] = []
         wanted = list(passes)
         for past, count in wanted:
@@ -110,7 +110,7 @@ class Depths:
 
 
 def crossing(at: int, sizes: Iterable[int], longest: int = LONGEST) -> list[tuple[int, int]]:
-    """(tokens before, rows) of passes that end at, begin at and lie across so many tokens."""
+    """Return (tokens before, rows) of passes that end at, begin at and cross ``at`` tokens."""
     found = {(past, n) for n in sizes for past in (at - n - 1, at - n, at - n // 2 - 1, at - 2, at - 1, at)}
     return sorted((past, n) for past, n in found if past >= 0 and past + n <= longest)
 

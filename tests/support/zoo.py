@@ -1,4 +1,4 @@
-"""Small configurations of every architecture, two or more each, with the quirks that set each apart.
+"""Small configurations of every architecture, two or more each, with the quirks of each.
 
 Their tensors' names and shapes are transformers' own (tests/data/reference, made by
 tools/make_reference_logits.py); those of Llama and Qwen2 are computed (``hf.shapes``).
@@ -77,7 +77,7 @@ def scaled(embedding: float, logits: float, residual: float, attention: float) -
 
 
 def longrope(pairs: int, **more: float) -> Config:
-    """Give factors for so many rotary pairs."""
+    """Return factors for ``pairs`` rotary pairs."""
     return {"type": "longrope", "short_factor": [1.0 + 0.1 * i for i in range(pairs)],
             "long_factor": [2.0 + 0.5 * i for i in range(pairs)], **more}  # fmt: skip
 
@@ -128,7 +128,7 @@ CASES: dict[str, Case] = CORE | {
     # One key head for all, heads * head_dim != hidden.
     "gemma_mqa": case("gemma", 2, kv=1, dim=32, hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh",
          eps=1e-6, tied=True, boost=4.0),
-    # What the first release left out of config.json; a hidden size off the grid of 32.
+    # Fields that the first release omitted from config.json; a hidden size off the grid of 32.
     "gemma_short_config": case("gemma", 13, F16, hidden=80, heads=5, kv=5, dim=16, boost=4.0),
     # Caps that bite, windows in every other layer.
     "gemma2_caps": case("gemma2", 74, kv=2, dim=32, window=16, query_pre_attn_scalar=24, attn_logit_softcapping=2.0,
@@ -152,12 +152,12 @@ CASES: dict[str, Case] = CORE | {
          partial_rotary_factor=0.75, theta=1e4, window=None, rope_scaling=longrope(12), tied=True, context=96),
     # Every fourth layer is not told positions.
     "smollm3_interval": case("smollm3", 1, BF16, layers=4, kv=2, theta=5e4, tied=True),
-    # Which layers is said; windows in those without positions; biases.
+    # A list of layers; windows in those without positions; biases.
     "smollm3_explicit": case("smollm3", 11, kv=1, no_rope_layers=[1, 0, 1], use_sliding_window=True, window=12,
          attention_bias=True, mlp_bias=True, theta=1e4, tied=False, long=True),
     "olmo2_mha": case("olmo2", 6, BF16, theta=5e5, tied=False, scale=3.0),
     "olmo2_gqa_tied": case("olmo2", 14, hidden=96, heads=6, kv=2, tied=True, boost=2.0),
-    # Three layers with windows to one without, whose rotation alone is scaled.
+    # Three layers with windows to one without, and only that one has scaled rotation.
     "olmo3_yarn": case("olmo3", 12, layers=4, kv=2, window=16, rope_parameters={FULL: YARN, SLIDING: PLAIN},
          tied=False, scale=3.0, long=True),
     "olmo3_layer_types": case("olmo3", 9, kv=4, window=10, layer_types=[FULL, SLIDING, FULL], tied=False, scale=3.0),
@@ -244,7 +244,7 @@ CASES: dict[str, Case] = CORE | {
          tied=False, long=True),
     "nanochat_biases": case("nanochat", 4, kv=2, hidden_act="relu2", final_logit_softcapping=15.0,
          attention_bias=True, theta=300.0, tied=False),
-    # Both sub-layers behind one norm; the LM head has a bias.
+    # Both sub-layers after one norm; the LM head has a bias.
     "phi_half": case("phi", 23, F16, hidden_act="gelu_new", partial_rotary_factor=0.5, layer_norm_eps=1e-5, theta=1e4,
          tied=False),
     "phi_gqa": case("phi", 31, kv=2, hidden_act="gelu", partial_rotary_factor=1.0, layer_norm_eps=1e-4, theta=300.0,
@@ -261,7 +261,7 @@ CASES: dict[str, Case] = CORE | {
          hidden_size_per_layer_input=16, vocab_size_per_layer_input=160, num_kv_shared_layers=2,
          use_double_wide_mlp=True, window=12, layer_types=[SLIDING] * 3 + [FULL, SLIDING, FULL],
          final_logit_softcapping=12.0, rope_parameters=GEMMA_4, tied=True, long=True),
-    # Nothing shared; sizes that are no whole vectors, all channels turn.
+    # Nothing shared; sizes that do not fill whole vectors, all channels rotate.
     "gemma4_alone": case("gemma4_text", 5, kv=1, dim=24, global_head_dim=40, hidden_size_per_layer_input=20,
          vocab_size_per_layer_input=160, window=16, layer_types=[FULL, SLIDING, FULL],
          rope_parameters=GEMMA_4 | {FULL: {"rope_type": "default", "rope_theta": 500.0}}, tied=False),
@@ -297,7 +297,7 @@ CASES: dict[str, Case] = CORE | {
     "qwen3_5_delta": case("qwen3_5_text", 11, BF16, layers=4, kv=2, dim=32, **delta(2, 4, 16, 32, 4),
          rope_parameters={**PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
          "mrope_interleaved": True}, tied=True, long=True),
-    # Attention first, biases, three heads each with a key of its own, convolutions of three tokens.
+    # Attention first, biases, three heads each with a separate key, convolutions of three tokens.
     "qwen3_5_biases": case("qwen3_5_text", 4, kv=1, dim=16, attention_bias=True, **delta(3, 3, 32, 16, 3),
          layer_types=[FULL, LINEAR, LINEAR], rope_parameters={**PLAIN, "partial_rotary_factor": 0.5,
          "mrope_section": [2, 1, 1]}, tied=False),
@@ -309,7 +309,7 @@ CASES: dict[str, Case] = CORE | {
     "lfm2_moe_plain": case("lfm2_moe", 2, kv=4, conv_L_cache=4, conv_bias=True, norm_eps=1e-5, theta=1e4,
          layer_types=[FULL, "conv", "conv"], num_dense_layers=2, moe_intermediate_size=64, num_experts=5,
          num_experts_per_tok=3, use_expert_bias=False, norm_topk_prob=False, tie_embedding=False),
-    # Experts behind delta rules and gated attention; a shared expert as wide as one, or as two.
+    # Experts after delta rules and gated attention; a shared expert as wide as one, or as two.
     "qwen3_5_moe_shared": case("qwen3_5_moe_text", 16, BF16, layers=4, kv=2, dim=32, **delta(2, 4, 16, 16, 4),
          moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=6, num_experts_per_tok=2,
          rope_parameters={**PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
@@ -335,7 +335,7 @@ CASES: dict[str, Case] = CORE | {
     "olmo_hybrid_rope": case("olmo_hybrid", 4, kv=4, attention_bias=True, linear_allow_neg_eigval=False,
          linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=16, linear_conv_kernel_dim=3,
          layer_types=[FULL, LINEAR, LINEAR], rope_parameters=PLAIN, tied=False),
-    # State spaces (Mamba-2): dense, and with experts beside a shared MLP.
+    # State spaces (Mamba-2): dense, and with experts and a shared MLP.
     "granite_hybrid_dense": case("granitemoehybrid", 10, BF16, layers=4, kv=2, shared_intermediate_size=96,
          num_local_experts=0, num_experts_per_tok=0, layer_types=["mamba", "mamba", "attention", "mamba"],
          mamba_n_heads=8, mamba_d_head=16, mamba_d_state=32, mamba_n_groups=1, mamba_d_conv=4, mamba_expand=2,
