@@ -29,8 +29,7 @@ def ask(engine: Engine, prompt: Any = PROMPT, **settings: Any) -> Result:
 
 
 def assert_plain_text(engine: Engine, method: str, prompts: Sequence[str], *how: Settings) -> None:
-    """Check that every text is plain decoding's, exactly, and that some draft tokens were accepted and some
-    rejected."""
+    """Check that texts are plain decoding's, exactly, and that some draft tokens were accepted and some rejected."""
     offered = accepted = 0
     for settings in how:
         for prompt in prompts:
