@@ -1,6 +1,6 @@
 // llama MODEL THREADS CONTEXT: llama.cpp, or with -DIK ik_llama.cpp, as a process of benchmarks.rivals.
 // Reads lines "DEPTH ROWS", answers with milliseconds.  All rows give logits.  Keys and values of 512 tokens are
-// computed; those of a deeper text are copies of them at the places behind.
+// computed; those of a deeper text are copies of them at later places.
 #include "llama.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <vector>
 
 static llama_context* context;
-static int held = 0;  // tokens whose keys and values are there
+static int held = 0;  // tokens whose keys and values are in the cache
 
 // the names of each
 #ifdef IK

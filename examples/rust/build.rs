@@ -1,4 +1,4 @@
-//! Links the library of native operators, which lies in the folder that EDGESPEC_LIBRARY_DIR names.
+//! Links the library of native operators, from the folder that EDGESPEC_LIBRARY_DIR names.
 fn main() {
     println!("cargo:rerun-if-env-changed=EDGESPEC_LIBRARY_DIR");
     if let Ok(folder) = std::env::var("EDGESPEC_LIBRARY_DIR") {

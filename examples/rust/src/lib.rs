@@ -144,7 +144,7 @@ impl Model {
         Ok(facts)
     }
 
-    /// Make empty slots of so many tokens each, whose keys and values are exact.
+    /// Make empty slots of `tokens` tokens each, whose keys and values are exact.
     pub fn cache(&self, slots: i32, tokens: i64) -> Result<Cache, Error> {
         let mut cache = std::ptr::null_mut();
         checked(unsafe { ffi::edgespec_cache_open(self.0 .0, slots, tokens, 0, &mut cache) })?;
@@ -160,12 +160,12 @@ pub struct Rows<'a> {
     pub parents: Option<&'a [i32]>,
     /// Ascending. None: all of slot 0.
     pub slots: Option<&'a [i32]>,
-    /// Give only so many best tokens of each row. 0: all logits.
+    /// Return only this many best tokens of each row. 0: all logits.
     pub top: i32,
     pub hidden: bool,
 }
 
-/// What a pass gave: `rows` of `columns` logits, or of `top` tokens with their logits, the best first.
+/// The result of a pass: `rows` of `columns` logits, or of `top` tokens with their logits, the best first.
 #[derive(Default)]
 pub struct Pass {
     pub rows: usize,
@@ -201,7 +201,7 @@ impl Cache {
         checked(unsafe { ffi::edgespec_prefill(self.raw, slot, tokens.as_ptr(), tokens.len() as i64) })
     }
 
-    /// Run rows behind the texts; `keep` commits some of them.
+    /// Run rows after the texts; `keep` commits some of them.
     pub fn pass(&mut self, rows: Rows) -> Result<Pass, Error> {
         let count = rows.tokens.len();
         let lengths = [rows.parents.map(<[i32]>::len), rows.slots.map(<[i32]>::len)];
@@ -240,7 +240,7 @@ impl Cache {
         checked(unsafe { ffi::edgespec_keep(self.raw, slot, rows.as_ptr(), rows.len() as i32) })
     }
 
-    /// Forget tokens behind the first `length`; returns how many are left (fewer where states cannot be cut back).
+    /// Forget tokens after the first `length`; returns how many are left (fewer where states cannot be cut back).
     pub fn crop(&mut self, slot: i32, length: i64) -> Result<i64, Error> {
         let mut left = 0;
         checked(unsafe { ffi::edgespec_crop(self.raw, slot, length, &mut left) })?;
@@ -288,7 +288,7 @@ pub fn greedy(model: &Model, prompt: &[i64], new: usize, ends: &[i64]) -> Result
     Ok((tokens.split_off(prompt.len()), passes))
 }
 
-/// What followed the last time that the text ended as it does now, the longest ending first.
+/// The continuation of the latest earlier place that matches the text's end, the longest match first.
 fn followed(tokens: &[i64], most: usize) -> Vec<i64> {
     for length in (1..=4.min(tokens.len())).rev() {
         let ending = &tokens[tokens.len() - length..];

@@ -1,4 +1,4 @@
-//! greedy BUNDLE PROMPT [NEW]: goes on with a text, by Hugging Face's tokenizers and a native bundle.
+//! greedy BUNDLE PROMPT [NEW]: continues a text, with Hugging Face's tokenizers and a native bundle.
 
 use std::error::Error;
 use std::path::Path;
