@@ -354,7 +354,7 @@ def _joined(
                 "give parts the names NAME-00001-of-00003.gguf and so on, all in one folder",
             )
         if twice := found.keys() & entries.keys():
-            raise ExportError(f"{file}: holds {min(twice)}, which another part holds, too", TRUNCATED)
+            raise ExportError(f"{file}: holds {min(twice)}, which another part also holds", TRUNCATED)
         found |= {name: (file, entry) for name, entry in entries.items()}
     if len(files) > 1 and int(metadata.get("split.tensors.count", len(found))) != len(found):
         raise ExportError(
