@@ -67,7 +67,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class _Unverified:
-    """Guesses that are compared with the text as it grows."""
+    """Draft tokens to compare with the text as it grows."""
 
     at: int  # tokens before them
     guesses: list[int]
@@ -79,7 +79,7 @@ class _Unverified:
 
 @dataclass(slots=True)  # made in every round
 class Decision:
-    """How much of a round's guessing is worth verifying."""
+    """How many draft tokens of a round are worth verifying."""
 
     length: int = 0  # guesses; 0 = plain decoding
     bucket: int = 0
@@ -124,9 +124,9 @@ class Control:
         self.begin(Stats(), False)
 
     def begin(self, stats: Stats, reproducible: bool) -> None:
-        """Start from what the engine knows, or from what was given where the request's text must be ``reproducible``.
+        """Start from the engine's record, or from the given values if the request's text must be ``reproducible``.
 
-        Then it is decided by counts and the given costs, never by the clock.
+        A reproducible request uses counts and the given costs, never the clock.
         """
         self.reproducible = reproducible
         self.eager = False  # whether to begin with a probe where it does not draft
@@ -146,10 +146,10 @@ class Control:
     # -- asked ---------------------------------------------------------------------------------------------------------
 
     def choose(self, budget: int, width: int = 1, required: float = 1.0, limit: float = inf) -> Ask | None:
-        """Say how much to ask the drafter for; None = it is not worth asking.
+        """Choose the budget of the drafter's next proposal; None = it is not worth asking.
 
         ``width``: requests whose rows share a pass; ``required``: speed that a proposal must be predicted to exceed, in
-        tokens per plain step; ``limit``: plain steps that a round may lose if all its guesses are wrong.
+        tokens per plain step; ``limit``: plain steps that a round may lose if all its tokens are rejected.
         """
         self._width, self._required, self._limit = width, required, limit
         if self._rest:
@@ -166,7 +166,7 @@ class Control:
         return Ask(self.drafter, budget if self.drafter.chooses else found.length, gain)
 
     def cut(self, proposal: Proposal, tokens: list[int], budget: int) -> Proposal:
-        """Cut a cheap drafter's proposal, of a ``budget``, to what is worth verifying."""
+        """Cut a cheap drafter's proposal, made with a ``budget``, to the tokens that are worth verifying."""
         if self._unverified:
             self._judge(tokens)
         if len(proposal):
@@ -180,7 +180,7 @@ class Control:
         return proposal
 
     def look(self, proposal: Proposal, tokens: list[int], budget: int) -> None:
-        """Learn what a cheap drafter's guesses would be worth, without a pass."""
+        """Learn the value of a cheap drafter's proposals, without a pass."""
         self._judge(tokens)
         best, steps = 0, 1.0
         if len(proposal):
@@ -194,7 +194,7 @@ class Control:
     # -- estimated -----------------------------------------------------------------------------------------------------
 
     def promised(self, budget: int) -> float:
-        """Predict the speed of a costly drafter's next proposal, at least 1; a cheap one's is not known."""
+        """Predict the speed of a costly drafter's next proposal, at least 1; a cheap one's is unknown."""
         if self._cheap:
             return 1.0
         bucket, rows = self._expected(min(budget, self.gamma_max))
@@ -224,11 +224,11 @@ class Control:
 
     @property
     def affordable(self) -> bool:
-        """Whether a round over one guess that is wrong would have been within the limit of the last round."""
+        """Whether a round over one rejected token would have been within the limit of the last round."""
         return self._steps(1, 2) - 1 <= self._limit
 
     def expected(self, proposal: Proposal) -> Expected:
-        """Predict what a round over ``proposal`` gives."""
+        """Predict the result of a round over ``proposal``."""
         costs, depth = self._costs, proposal.deepest
         steps = 1 if self._at_once else depth
         tokens, work = estimator.tokens(self._rates(self._bucket(proposal.bucket)), depth), self.cost.d(steps)
@@ -236,19 +236,19 @@ class Control:
         return Expected(tokens, draft + costs.v(len(proposal) + 1), self.cost.plain_ms, work)
 
     def _count_look(self, tokens: float, steps: float) -> None:
-        """Add what a round of a cheap drafter gave, or would have given."""
+        """Add the real or hypothetical result of a cheap drafter's round."""
         self._looks = estimator.pace_after(self._looks, tokens, steps, KEEP)
         self._known.pace = estimator.pace_after(self._known.pace, tokens, steps, KEEP_ENGINE)
 
     def _expected(self, budget: int) -> tuple[int, list[int]]:
-        """Bucket of a costly drafter's next proposal, and [budget + 1] rows of a pass over it down to each depth."""
+        """Return the bucket of a costly drafter's next proposal, and rows of a pass to each depth, [budget + 1]."""
         bucket, rows = self.drafter.forecast(budget)
         if rows is None:
             rows = [round(1 + self._known.nodes_per_depth * depth) for depth in range(budget + 1)]
         return self._known.bucket if bucket is None else bucket, rows
 
     def _decide(self, bucket: int, rows: list[int]) -> Decision:
-        """Decide how deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
+        """Decide how deep to draft; ``rows[k]`` = rows of a pass over the draft tokens down to depth k."""
         record, costs = self._bucket(bucket), self._prices(rows)
         best, speed, acceptance = self._best(record, costs)
         if best or not self.fallback:
@@ -257,18 +257,18 @@ class Control:
         return Decision(length, bucket, best, speed, acceptance, length > 0, length > 0 and self._could_gain(costs))
 
     def _to_probe(self, record: Bucket, costs: list[float]) -> int:
-        """Count the guesses of a probe where one is due: as many as may be lost."""
+        """Return the length of a probe if one is due: as many tokens as the round may lose."""
         if record.waited < record.wait and (record.known or record.evidence is not NOTHING):
             return 0
         longest = min(_PROBE, len(costs) - 1)
         return next((n for n in range(longest, 0, -1) if costs[n] - 1 <= self._limit), 0)
 
     def _could_gain(self, costs: list[float]) -> bool:
-        """Say whether guesses would be worth their time if all were accepted; else no probe need be repeated."""
+        """Return whether drafting would be faster if all tokens were accepted; otherwise probes are pointless."""
         return any((n + 1) / costs[n] > self._required for n in range(1, len(costs)))
 
     def _best(self, record: Bucket, costs: list[float]) -> tuple[int, float, float]:
-        """Find the length of the highest predicted speed -> it, the speed, acceptance of the first guess."""
+        """Find the length of the highest predicted speed -> it, the speed, acceptance of the first token."""
         rates, required, limit = self._rates(record), self._required, self._limit
         if not self.drafter.stops or len(costs) == 1:
             best, speed, highest = estimator.best_length(rates, costs, required, limit)
@@ -282,7 +282,7 @@ class Control:
         return most if speed > required else 0, speed, rates[0]
 
     def _rates(self, record: Bucket) -> list[float]:
-        """Estimate acceptance by position, once for every round that teaches."""
+        """Estimate acceptance by position, once for every round that adds evidence."""
         if record.rates is None:
             record.rates = estimator.posterior(record.base, record.weight, record.evidence, max(self.gamma_max, 1))
         return record.rates
@@ -294,12 +294,12 @@ class Control:
         return estimator.pace_with(before, _PACE, record.pace)
 
     def _least_gain(self, rows: list[int], found: Decision) -> Callable[[int], float]:
-        """Price a guess more after those down to a depth: what rounds give in its time, or plain decoding."""
+        """Return the minimum gain of one more token by depth: tokens of rounds, or plain decoding, in the same time."""
         worth = max(found.speed, self._required)
         return lambda depth: worth * (self._steps(depth + 1, rows[depth + 1]) - self._steps(depth, rows[depth]))
 
     def _prices(self, rows: list[int]) -> list[float]:
-        """Price each depth -> plain steps, up to the depth that the proposal ends at."""
+        """Return the cost of each depth in plain steps, up to the depth of the proposal's end."""
         key = self._costs.version, self._width, tuple(rows)
         if self._prices_of[0] != key:
             costs = [1.0]
@@ -313,15 +313,15 @@ class Control:
     def _steps(self, depth: int, rows: int) -> float:
         """Count the plain steps that drafting ``depth`` deep and verifying ``rows`` rows take.
 
-        In a batch the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are
-        waited for.
+        In a batch, the other requests are assumed to draft as this one does: a pass has W times the rows, and W
+        drafts run before it.
         """
         costs, width = self._costs, self._width
         draft = costs.d(1 if self._at_once else depth)
         return draft + costs.v(rows) if width == 1 else (draft * width + costs.v(width * rows)) / costs.v(width)
 
     def _bucket(self, number: int) -> Bucket:
-        """Return what this request knows of a bucket; at first that is what the engine does."""
+        """Return this request's record of a bucket; it starts as a copy of the engine's."""
         if number not in self._buckets:
             if len(self._buckets) == MOST_BUCKETS:
                 del self._buckets[next(iter(self._buckets))]
@@ -341,12 +341,12 @@ class Control:
         """Learn from a round.
 
         Args:
-            proposal: the drafter's, as it was verified; None where it made none, or another drafter's was.
-            right: guesses of it that were accepted.
-            tested: depths of it that were put to the test.
+            proposal: the drafter's, as it was verified; None if it made none, or another drafter's was used.
+            right: its tokens that were accepted.
+            tested: its depths that were verified.
             time: of the round; of drafting, this drafter's share of it.
-            came: whether its turn came, so that what was chosen counts.
-            timed: whether the times say something of this drafter.
+            came: whether its turn came, so that the choice counts.
+            timed: whether the times apply to this drafter.
         """
         decision, self._decision = self._decision, None
         if came:
@@ -357,7 +357,7 @@ class Control:
             self._count_time(proposal, time)
 
     def _count(self, decision: Decision | None, proposal: Proposal | None) -> None:
-        """Count what was decided; None = a cheap drafter had no guess."""
+        """Count the decision; None = a cheap drafter had no draft token."""
         if proposal is not None and len(proposal):
             self.drafted += 1
             self._known.bucket = proposal.bucket
@@ -412,7 +412,7 @@ class Control:
                 record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
 
     def _count_time(self, proposal: Proposal | None, time: RoundTime) -> None:
-        """Add what the pass and the drafter took."""
+        """Add the times of the pass and of drafting."""
         if proposal is None:
             self.cost.observe_verify(time.rows, time.verify_ms)
             return
@@ -425,7 +425,7 @@ class Control:
             self.cost.observe_draft(steps, time.draft_ms)
 
     def _learn(self, bucket: int, right: int, tested: int) -> None:
-        """Add guesses that were put to the test, to the request's evidence and to the engine's."""
+        """Add verified tokens to the request's evidence and to the engine's."""
         record, known = self._bucket(bucket), self._known.evidence
         record.evidence, record.rates = estimator.learn(record.evidence, right, tested, KEEP), None
         known[bucket] = estimator.learn(known.get(bucket, NOTHING), right, tested, KEEP_ENGINE)
@@ -433,13 +433,13 @@ class Control:
             del known[next(iter(known))]
 
     def _put_aside(self, proposal: Proposal, at: int, length: int = 0, steps: float = 1.0) -> None:
-        """Keep guesses that no pass verifies, to be compared with the text; of a tree the text tells less."""
+        """Store tokens that no pass verifies, to compare them with the text; for a tree the text is weaker evidence."""
         if proposal.parents is None and proposal.probs is None:
             self._unverified.append(_Unverified(at, proposal.tokens.tolist(), proposal.bucket, length, steps))
             del self._unverified[:-_PENDING]
 
     def _judge(self, tokens: list[int]) -> None:
-        """Compare guesses that were not verified with the text that came."""
+        """Compare unverified tokens with the text that followed."""
         left = []
         for one in self._unverified:
             guesses, known = one.guesses, len(tokens) - one.at
@@ -457,7 +457,7 @@ class Control:
 
     @property
     def reason(self) -> str:
-        """Why it drafts, or does not, in one line."""
+        """Explain in one line why it drafts, or does not."""
         best, gain, acceptance = self._last.best, self._last.speed, self._last.acceptance
         if not self.plain + self.drafted:
             return "nothing was decoded yet"
@@ -479,9 +479,9 @@ class Control:
 class Adaptive(Policy):
     """Asks drafters in order, each as far as its control predicts a gain.
 
-    A cheap drafter must promise more than the costly ones after it, so that a vague guess from the text does not take
-    the place of a good draft.  For those that did not win it is a round without guesses.  A drafter that always runs
-    layers (early exits) belongs at the end.
+    A cheap drafter must promise more than the costly ones after it, so that a vague draft from the text does not
+    replace a good one.  For drafters that did not win, the round counts as one without draft tokens.  A drafter that
+    always runs layers (early exits) belongs at the end.
     """
 
     def __init__(self, controls: Sequence[Control], name: str | None = None) -> None:
@@ -498,7 +498,7 @@ class Adaptive(Policy):
             control.begin(stats, request.params.seeded_rejection)
 
     def choose(self, tokens: list[int], budget: int) -> Sequence[Ask]:
-        """Ask those that are predicted to gain."""
+        """Ask the drafters that are predicted to gain."""
         self._chosen = True
         asks, controls, required = [Ask(drafter, budget) for drafter in self._first], self.controls, 1.0
         for at, control in enumerate(controls, 1):
@@ -514,12 +514,12 @@ class Adaptive(Policy):
         return proposal if control is None else control.cut(proposal, tokens, ask.most)
 
     def expected(self, winner: Ask, proposal: Proposal) -> Expected | None:
-        """Predict by the control of the winner."""
+        """Return the prediction of the winner's control."""
         control = self._control_of(winner.drafter)
         return None if control is None else control.expected(proposal)
 
     def told(self, outcome: Outcome) -> None:
-        """Let every control learn what is its own."""
+        """Pass each control its part of the round's results."""
         super().told(outcome)
         proposal, winner = outcome.proposal, outcome.winner
         own = None if winner is None else winner.drafter
@@ -537,7 +537,7 @@ class Adaptive(Policy):
                 control.told(None, 0, 0, time, came, own is None or not own.runs_ahead)
 
     def lose(self, drafter: Drafter | None, why: str) -> bool:
-        """Leave out a drafter and its control."""
+        """Remove a drafter and its control."""
         self.controls = [control for control in self.controls if control.drafter is not drafter]
         return super().lose(drafter, why)
 
@@ -549,12 +549,12 @@ class Adaptive(Policy):
 
     @property
     def reason(self) -> str:
-        """Say why it drafts, or does not; of several drafters, who guessed how often."""
+        """Explain why it drafts, or does not; for several drafters, how often each drafted."""
         return self.all[0].reason if len(self.all) == 1 else self._wins()
 
     @property
     def details(self) -> list[str]:
-        """Say what was counted, and what drafters add; a sentence each."""
+        """Return the counts, and the drafters' remarks; a sentence each."""
         if len(self.all) == 1:
             return self.all[0].details
         said = []
@@ -566,7 +566,7 @@ class Adaptive(Policy):
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:
-    """Count the rows of a pass over the guesses down to each depth -> [budget + 1]."""
+    """Count the rows of a pass over the draft tokens down to each depth -> [budget + 1]."""
     if proposal.parents is None:
         return [1 + min(depth, len(proposal)) for depth in range(budget + 1)]
     depths = [proposal.depth(i) for i in range(len(proposal))]

@@ -63,7 +63,7 @@ class Candidate:
 
 @dataclass
 class InUse:
-    """The candidate in use of a request, and what it gave."""
+    """The candidate in use of a request, and its results."""
 
     which: int | None = None  # None = plain decoding
     rounds: int = 0
@@ -123,7 +123,7 @@ class Auto(Adaptive):
             self._enter(which)
 
     def choose(self, tokens: list[int], budget: int) -> Sequence[Ask]:
-        """Ask the candidate in use, as far as its budget goes; let cheap others look on."""
+        """Ask the candidate in use, within its budget; let cheap others propose without verification."""
         self._depth = budget
         if self._in_use.which is None and self._standings[0].now % CHECK == 0 and (which := self._next()) is not None:
             self._change(which, "another look")
@@ -135,7 +135,7 @@ class Auto(Adaptive):
         return [*asks, *self._lookers(budget)] if self.fallback and not self._seeded else asks
 
     def _lookers(self, budget: int) -> list[Ask]:
-        """Have cheap candidates that are not in use look at the text, where that takes next to no time."""
+        """Ask cheap candidates that are not in use for proposals, if that takes almost no time."""
         asks: list[Ask] = []
         plain_ms = self._plain_ms()
         if plain_ms is None:
@@ -171,7 +171,7 @@ class Auto(Adaptive):
         return next((ms for ms in known if ms), None)
 
     def told(self, outcome: Outcome) -> None:
-        """Let the candidate in use learn, count what the round took and brought, and judge now and then."""
+        """Let the candidate in use learn, count the round's time and tokens, and judge from time to time."""
         self._seen += 1
         for standing in self._standings:
             standing.accrue(SHARE / len(self._standings))
@@ -185,7 +185,7 @@ class Auto(Adaptive):
             self._count(control, outcome, outcome.proposal if own else None)
 
     def lose(self, drafter: Drafter | None, why: str) -> bool:
-        """Leave a candidate that has failed out of this request, None = the one in use -> whether there is another."""
+        """Exclude a failed candidate from this request, None = the one in use -> whether there is another."""
         made = (one.control for one in self.candidates)
         failed = [at for at, control in enumerate(made) if control is not None and control.drafter is drafter]
         if drafter is None and self._in_use.which is not None:
@@ -207,7 +207,7 @@ class Auto(Adaptive):
     # -- what is decided -----------------------------------------------------------------------------------------------
 
     def estimate(self, which: int) -> float:
-        """Estimate the speed of a candidate over plain decoding: the one figure that all are compared by."""
+        """Estimate the speed of a candidate over plain decoding: the figure that compares all."""
         candidate = self.candidates[which]
         # what earlier requests made must not matter where the text is reproducible
         if candidate.control is None or (self._seeded and which not in self._begun):
@@ -240,7 +240,7 @@ class Auto(Adaptive):
             self._judge(control)
 
     def gain(self) -> float:
-        """Estimate the speed of the candidate in use, corrected by what its rounds gave."""
+        """Estimate the speed of the candidate in use, corrected by the results of its rounds."""
         which = self._in_use.which
         if which is None:
             return 1.0
@@ -299,7 +299,7 @@ class Auto(Adaptive):
         return which not in self._out and self._standings[which].ready
 
     def _best_candidate(self, besides: int | None = None) -> int | None:
-        """Return the candidate of the highest estimate, of those that may be tried and are not expected to lose."""
+        """Return the allowed candidate of the highest estimate that is not expected to lose."""
         estimates = {
             at: found
             for at in range(len(self.candidates))
@@ -333,7 +333,7 @@ class Auto(Adaptive):
         return control
 
     def _enter(self, which: int) -> None:
-        """Put a candidate to work."""
+        """Make a candidate the active one, and let its control begin again if it returns."""
         returns = which in self._begun and not self.candidates[which].cheap
         control = self._made(which)
         if returns:
@@ -344,7 +344,7 @@ class Auto(Adaptive):
             self.entered.append(which)
 
     def _take(self, which: int | None) -> None:
-        """Put a candidate in use; None = plain decoding.  Those that would have had to see its text are out."""
+        """Put a candidate in use; None = plain decoding.  Candidates that needed to read its text are excluded."""
         self._in_use = InUse(which)
         self._out |= {at for at, one in enumerate(self.candidates) if one.from_start and at != which}
         self.controls, self.drafters = [], [*self._first]
@@ -373,7 +373,7 @@ class Auto(Adaptive):
 
     @property
     def reason(self) -> str:
-        """Say what the method in use decided, or why there is none, in one line."""
+        """Explain in one line the decision of the method in use, or why none is in use."""
         if self.controls:
             return self.controls[0].reason
         return self._stats.switches[-1]["why"] if self._stats.switches else ""

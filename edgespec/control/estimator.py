@@ -1,12 +1,12 @@
-"""Estimate how often guesses are accepted and which number of them is fastest: pure functions, no clock, no state.
+"""Estimate how often draft tokens are accepted and how many are fastest: pure functions, no clock, no state.
 
-Position j of a proposal has the rate a_j = P(guess j is accepted | all before it were).  A round over K guesses gives
+Position j of a proposal has the rate a_j = P(token j is accepted | all before it were).  A round over K tokens gives
 1 + sum_{i <= K} prod_{j <= i} a_j tokens in the time ``costs[K]``, in plain steps; plain decoding is K = 0, at speed 1.
 
-Each rate is a posterior mean: counts of guesses put to the test, of which older ones count less, and a prior that
-counts as ``weight`` of them.  The prior of a position is moved as far as the evidence moved the position before.  So a
-position that is seldom tested follows the earlier ones, and forgets what few early guesses said.  The levels are
-chained: a method's published acceptance, what the export measured, what the engine has seen, this request.
+Each rate is a posterior mean.  It combines counts of verified tokens, with less weight for older ones, and a prior that
+counts as ``weight`` of them.  The prior of a position moves as far as the evidence moved the position before.  So a
+position that is seldom verified follows the earlier ones, and forgets a few early results.  The levels are chained: a
+method's published acceptance, export's measurement, the engine's record, this request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST, MOST = 0.01, 0.99  # bounds of a prior rate: evidence can always move it
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Discounted counts by position: guesses put to the test, and those of them that were accepted."""
+    """Discounted counts by position: verified tokens, and the accepted ones among them."""
 
     tested: tuple[float, ...] = ()
     accepted: tuple[float, ...] = ()
@@ -32,9 +32,9 @@ NOTHING = Evidence()
 
 
 def learn(evidence: Evidence, right: int, tested: int, keep: float) -> Evidence:
-    """Add a round: its first ``tested`` guesses were put to the test, and the first ``right`` of them accepted.
+    """Add a round: its first ``tested`` tokens were verified, and the first ``right`` of them accepted.
 
-    All older counts are multiplied by ``keep``, those of positions that this round did not reach as well.
+    All older counts are multiplied by ``keep``, including those of positions that this round did not reach.
     """
     more = max(tested - len(evidence.tested), 0)
     old_tested = evidence.tested + (0.0,) * more if more else evidence.tested
@@ -69,7 +69,7 @@ def posterior(prior: Rates, weight: float, evidence: Evidence, length: int) -> l
 
 
 def hopeful(rates: Rates, weight: float, evidence: Evidence, share: float) -> list[float]:
-    """Raise each rate by a ``share`` of its standard deviation: what is not known well may be better than it looks."""
+    """Raise each rate by ``share`` standard deviations: an uncertain rate may be better than its estimate."""
     known, found = len(evidence.tested), []
     for at, rate in enumerate(rates):
         seen = weight + (evidence.tested[at] if at < known else 0.0)
@@ -138,7 +138,7 @@ def pace_with(prior: Pace, weight: float, pace: Pace) -> Pace:
 
 
 def scaled(evidence: Evidence, factor: float) -> Evidence:
-    """Multiply the weight of all that was seen."""
+    """Multiply the weight of all evidence."""
     return Evidence(
         tuple(factor * count for count in evidence.tested), tuple(factor * count for count in evidence.accepted)
     )

@@ -1,4 +1,4 @@
-"""Keep what an engine has learned of a method: all its requests begin with it and add to it."""
+"""Keep an engine's record of a method: all its requests begin with it and add to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AGAIN, LONGEST_AGAIN = 96, 4096  # rounds before another try; doubled while trie
 
 @dataclass
 class Standing:
-    """How a method has fared as a candidate of method auto."""
+    """Results of a method as a candidate of method auto."""
 
     budget: float = CREDIT  # plain steps that it may lose
     now: int = 0  # rounds in which it was a candidate
@@ -41,7 +41,7 @@ class Standing:
 
     @property
     def past(self) -> str:
-        """Say why it is not ready."""
+        """Explain why it is not ready."""
         return self.note if self.now < self.until else "lost what looking may cost"
 
     def accrue(self, share: float) -> None:
@@ -56,7 +56,7 @@ class Standing:
         self.wait = min(2 * self.wait, LONGEST_AGAIN)
 
     def charge(self, lost: float) -> None:
-        """Take from the budget what a round took beyond its tokens, in plain steps; negative = it gained."""
+        """Reduce the budget by a round's time beyond its tokens, in plain steps; negative = it gained."""
         self.budget = max(min(self.budget - lost, FULL), -CREDIT)
 
 

@@ -43,6 +43,6 @@ def verdict_of(near_ties: Iterable[bool | None]) -> Verdict:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Give the worst of several verdicts; of none: identical."""
+    """Return the worst of several verdicts; of none: identical."""
     order: tuple[Verdict, ...] = ("identical", "near-ties", "wrong")
     return max(verdicts, key=order.index, default="identical")

@@ -17,11 +17,11 @@ _DECAY = 0.99
 
 
 class Confidence:
-    """Acceptance by what a draft says of its guess.
+    """Acceptance by the draft's probability of a token.
 
     Args:
-        rates: of guesses below the first of ``BOUNDS``, up to the second, and so on; empty = assumed.
-        mean: of all guesses; None = not known.
+        rates: of tokens below the first of ``BOUNDS``, up to the second, and so on; empty = assumed.
+        mean: of all tokens; None = not known.
     """
 
     def __init__(self, rates: Sequence[float] = (), mean: float | None = None) -> None:
@@ -29,11 +29,11 @@ class Confidence:
         self.mean, self.tested = 0.8 if mean is None else mean, 0
 
     def chance(self, probability: float) -> float:
-        """Tell how likely a guess of that draft probability is accepted."""
+        """Return the acceptance of a token with that draft probability."""
         return self.rates[bisect_right(BOUNDS, probability)]
 
     def learn(self, probability: float, accepted: bool) -> None:
-        """Count a guess that was put to the test."""
+        """Count a token that was verified."""
         at = bisect_right(BOUNDS, probability)
         self.rates[at] += max(1 - _DECAY, 1 / (self.seen[at] + _LIKE + 1)) * (accepted - self.rates[at])
         self.mean += max(1 - _DECAY, 1 / (self.tested + _LIKE + 1)) * (accepted - self.mean)

@@ -37,12 +37,12 @@ _REFRESH = 8  # timings between two evaluations of the medians
 
 
 def expected_tokens(acceptance: float | Sequence[float], gamma: int) -> float:
-    """Predict the tokens of a round that drafts ``gamma`` guesses.
+    """Predict the tokens of a round that drafts ``gamma`` tokens.
 
     Args:
-        acceptance: P(accepted | all before it were) of every guess, or of each position; the last one is used for the
+        acceptance: P(accepted | all before it were) of every token, or of each position; the last one is used for the
             positions after it.
-        gamma: guesses, >= 0.
+        gamma: draft tokens, >= 0.
 
     Returns:
         1 + sum_i prod_{j <= i} a_j; for one a it is (1 - a^(gamma + 1)) / (1 - a) (arXiv 2211.17192, equation 1).
@@ -56,7 +56,7 @@ def expected_tokens(acceptance: float | Sequence[float], gamma: int) -> float:
 
 
 def speedup(acceptance: float | Sequence[float], gamma: int, c: float, v: Curve) -> float:
-    """Speed over plain decoding: arXiv 2211.17192 theorem 3.8 with the verify curve in place of a free verification."""
+    """Return the speed over plain decoding: arXiv 2211.17192 theorem 3.8, with the verify curve."""
     return expected_tokens(acceptance, gamma) / (gamma * c + v(gamma + 1))
 
 
@@ -66,10 +66,10 @@ Windows = dict[int, deque[tuple[int, float]]]  # by size: when each of the lates
 class Timings:
     """Milliseconds of passes by rows, and of drafts by steps, kept comparable while the machine changes its speed.
 
-    Sizes are timed at different moments.  A processor that gets hot, or other work, makes all of them slower from some
-    moment on.  A size that is not used then keeps its old timings: it looks cheap, or expensive when the slow time is
-    over, and nothing would ever time it again.  So where several passes in a row, of whatever sizes, take another time
-    than those sizes did before, everything that was timed before is taken to have changed with them.
+    Sizes are timed at different moments.  A hot processor, or other work, slows all of them down from some moment
+    on.  A size that is not used then keeps its old timings.  It looks cheap, or expensive once the slow time is over,
+    and is never timed again.  So if several passes in a row, of any sizes, take a different time than those sizes did
+    before, all earlier timings are rescaled by the same factor.
     """
 
     def __init__(self) -> None:
@@ -95,14 +95,14 @@ class Timings:
         return median(ms for _, ms in window) if window else None
 
     def add_pass(self, rows: int, ms: float, times: int = 1) -> None:
-        """Note that a pass over ``rows`` rows took ``ms``; ``times``: weight of the sample."""
+        """Record that a pass over ``rows`` rows took ``ms``; ``times``: weight of the sample."""
         before = self._since if self._run else self._now + 1
         known = sorted(taken for when, taken in self._add(self._passes, rows, ms, times) if when < before)
         if len(known) >= _KNOWN and (usual := known[len(known) // 2]) and ms > 0:
             self._compare(ms / usual)
 
     def add_draft(self, steps: int, ms: float, times: int = 1) -> None:
-        """Note that ``steps`` draft steps took ``ms``."""
+        """Record that ``steps`` draft steps took ``ms``."""
         self._add(self._drafts, steps, ms, times)
 
     def _add(self, windows: Windows, size: int, ms: float, times: int) -> deque[tuple[int, float]]:
@@ -201,30 +201,30 @@ class CostModel:
 
     @property
     def plain_ms(self) -> float | None:
-        """Milliseconds of a one-row pass; None = nothing was measured."""
+        """Milliseconds of a one-row pass; None = not measured."""
         if self._unread >= _REFRESH:
             self._refresh()
         return self._plain_ms
 
     def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
-        """Note that a pass over ``n`` rows took ``ms``; ``times``: weight of the sample."""
+        """Record that a pass over ``n`` rows took ``ms``; ``times``: weight of the sample."""
         self.timings.add_pass(n, ms, times)
         self._unread += times
 
     def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
-        """Note that ``n`` draft steps took ``ms``; ``times``: weight of the sample."""
+        """Record that ``n`` draft steps took ``ms``; ``times``: weight of the sample."""
         if n > 0:
             self.timings.add_draft(n, ms, times)
             self._unread += times
 
     def observe_round(self, n: int, steps: int, ms: float) -> None:
-        """Note that drafting in ``steps`` steps and verifying ``n`` rows took ``ms``: draft steps are the rest."""
+        """Record that drafting ``steps`` steps and verifying ``n`` rows took ``ms``: draft steps are the rest."""
         one = self.timings.one()
         if one and steps > 0:
             self.observe_draft(steps, max(0.0, ms - one * self.v(n)))
 
     def _refresh(self) -> None:
-        """Fold new timings in; called now and then, as medians of all windows are too expensive for every round."""
+        """Update the curves with new timings; not in every round, because medians of all windows are expensive."""
         self._unread = 0
         self._version += 1
         ms = {n: median(times) for n, times in sorted(self.timings.passes.items()) if len(times) >= ENOUGH}
@@ -243,7 +243,7 @@ class CostModel:
 
 
 def rising(points: Mapping[int, float]) -> list[tuple[int, float]]:
-    """Sort the points.  More never costs less: a dip is noise, and argmax would dig it out."""
+    """Sort the points and make them non-decreasing: a dip is noise, and argmax would select it."""
     top, found = 0.0, []
     for n, cost in sorted(points.items()):
         top = max(top, cost)
@@ -252,7 +252,7 @@ def rising(points: Mapping[int, float]) -> list[tuple[int, float]]:
 
 
 def _interpolate(points: Sequence[tuple[int, float]], n: int) -> float:
-    """Value at ``n`` of the line through ``points`` (ascending), continued at the right end with its last slope."""
+    """Interpolate ``points`` (ascending) linearly at ``n``, and extrapolate at the right end with the last slope."""
     if n <= points[0][0] or len(points) == 1:
         return points[0][1]
     (left, low), (right, high) = next((pair for pair in pairwise(points) if n <= pair[1][0]), points[-2:])
@@ -273,9 +273,9 @@ def time_turns(
     most: int = MOST,
     warm: int = 1,
 ) -> dict[K, list[float]]:
-    """Time runs, which take turns, so that a slow moment of the machine hits all of them -> milliseconds of each turn.
+    """Time interleaved runs, so that a slow moment of the machine affects all of them -> milliseconds of each turn.
 
-    After ``warm`` turns, which are not timed, there are ``least`` to ``most``; no further one begins after ``seconds``.
+    After ``warm`` untimed turns, there are ``least`` to ``most``; no further one begins after ``seconds``.
     ``prepare`` is called before each run; its time does not count.
     """
     times: dict[K, list[float]] = {name: [] for name in runs}
@@ -308,7 +308,7 @@ def measure(run: Callable[[int], object], sizes: Iterable[int], repeats: int = 7
 
 
 def spread(times: Sequence[float]) -> float:
-    """Return how unsteady a machine was that took these times for the same thing: upper quartile over lower."""
+    """Return how unsteady the machine was in equal runs: upper quartile of their times over the lower one."""
     if len(times) < 2:
         return 1.0
     low, _, high = quantiles(times, n=4, method="inclusive")

@@ -19,12 +19,12 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Fit:
-    """How far counts are from what was expected.
+    """Distance of counts from their expectation.
 
     Attributes:
-        statistic: Pearson's sum; infinite = something was sampled that cannot be.
+        statistic: Pearson's sum; infinite = an impossible value was sampled.
         degrees: of freedom; 0 = nothing could be compared.
-        draws: how many were counted.
+        draws: number of samples.
     """
 
     statistic: float = 0.0
@@ -32,11 +32,11 @@ class Fit:
     draws: int = 0
 
     def __add__(self, other: Fit) -> Fit:
-        """Put independent tests together."""
+        """Combine independent tests."""
         return Fit(self.statistic + other.statistic, self.degrees + other.degrees, self.draws + other.draws)
 
     def p(self, tolerated: float = 0.0) -> float:
-        """Give the probability of counts at least so far away.
+        """Return the probability of counts at least this far away.
 
         Args:
             tolerated: distance of the distributions that is allowed, as ``distance`` gives it.
@@ -47,10 +47,10 @@ class Fit:
 
 
 def pearson(counts: Mapping[Any, int], expected: Mapping[Any, float]) -> Fit:
-    """Compare counts with probabilities by Pearson's test; cells that expect fewer than five are put together.
+    """Compare counts with probabilities by Pearson's test; cells that expect fewer than five samples are merged.
 
     Args:
-        counts: of what was sampled.
+        counts: of the samples.
         expected: probability of each cell, in sum one.
     """
     total = sum(counts.values())
@@ -74,9 +74,9 @@ def pearson(counts: Mapping[Any, int], expected: Mapping[Any, float]) -> Fit:
 
 
 def two_samples(first: Mapping[Any, int], second: Mapping[Any, int]) -> Fit:
-    """Compare the counts of two samples by Pearson's test of homogeneity; rare cells are put together.
+    """Compare the counts of two samples by Pearson's test of homogeneity; rare cells are merged.
 
-    ``draws`` of what is returned is the size of one sample that would know as much against a known distribution.
+    ``draws`` of the result is the size of one sample with the same power against a known distribution.
     """
     sizes = (sum(first.values()), sum(second.values()))
     total = sum(sizes)
@@ -126,7 +126,7 @@ def chi_square_tail(x: float, degrees: float, noncentrality: float = 0.0) -> flo
 
 
 def chi_square_limit(degrees: float, chance: float, noncentrality: float = 0.0) -> float:
-    """Give the value that a chi-square variable exceeds with the probability ``chance``."""
+    """Return the value that a chi-square variable exceeds with the probability ``chance``."""
     low, high = 0.0, degrees + noncentrality + 10
     while chi_square_tail(high, degrees, noncentrality) > chance:
         high *= 2
@@ -134,7 +134,7 @@ def chi_square_limit(degrees: float, chance: float, noncentrality: float = 0.0) 
 
 
 def smallest_distance(draws: int, degrees: int, alpha: float, power: float, tolerated: float = 0.0) -> float:
-    """Give the smallest distance of two distributions that Pearson's test finds with probability ``power``.
+    """Return the smallest distance of two distributions that Pearson's test detects with probability ``power``.
 
     The distance is sqrt(sum of (q - p)^2 / p): 0.1 if half of the probability is sampled a tenth too often.  Infinite
     where nothing could be compared.
@@ -160,7 +160,7 @@ def normal_tail(z: float) -> float:
 
 
 def normal_limit(chance: float) -> float:
-    """Give the value that the size of a standard normal variable exceeds with the probability ``chance``."""
+    """Return the value that the size of a standard normal variable exceeds with the probability ``chance``."""
     return -_NORMAL.inv_cdf(chance / 2)
 
 

@@ -1,7 +1,7 @@
-"""Which tree of guesses is fastest: from how often a head's guess of each rank is right, and what rows cost.
+"""Choose the fastest draft tree, from the acceptance of each rank of each head and the cost of rows.
 
-A node is the path of ranks that leads to it: (0, 1) is the second guess of head 1 after the first guess of head 0.
-Heads are taken to be independent, so that a path is right with the product of its ranks' shares (Medusa,
+A node is the path of ranks that leads to it: (0, 1) is the second token of head 1 after the first token of head 0.
+Heads are assumed to be independent, so a path is right with the product of its ranks' shares (Medusa,
 arXiv 2401.10774, section 2.3.3).
 """
 
@@ -18,7 +18,7 @@ Ranks = Sequence[Sequence[float]]  # [head][rank]: share of positions where that
 
 
 def grow(ranks: Ranks, most: int) -> list[tuple[Path, float]]:
-    """Find the ``most`` nodes that are right most often, the best first, each with its chance.
+    """Find the ``most`` nodes that are accepted most often, the best first, each with its chance.
 
     Every prefix of the result is a tree, and the best one of its size.
     """
@@ -61,16 +61,16 @@ def best_tree(ranks: Ranks, v: Callable[[int], float], heads: float, most: int) 
 
 
 def chain(ranks: Ranks, length: int) -> list[Path]:
-    """First guesses only."""
+    """Return a chain of the heads' first tokens."""
     return [(0,) * depth for depth in range(1, min(length, len(ranks)) + 1)]
 
 
 def layout(paths: Sequence[Path]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Parents before children, the likelier sibling first.
+    """Order the tree: parents before children, and the likelier sibling first.
 
     Returns:
-        (parents, heads, ranks), int64 [n] each: the parent of every node (-1 = the root), and which head's guess of
-        which rank it is.
+        (parents, heads, ranks), int64 [n] each: the parent of every node (-1 = the root), and the head and rank of
+        its token.
     """
     ordered = sorted(paths, key=lambda path: (len(path), path))
     index = {path: at for at, path in enumerate(ordered)}
