@@ -33,7 +33,7 @@ class AnswerReader:
         return self._go_on()
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """Tell what was held back, at the end.
+        """Return what was held back, at the end of the answer.
 
         Args:
             cut: the model was stopped, by a limit for example, and had more to write.
@@ -76,7 +76,7 @@ class _Text:
             self._source.tell(self._kind, said)
 
     def flush(self) -> None:
-        """Give the spaces at the end."""
+        """Return the spaces at the end."""
         self._source.tell(self._kind, self.held)
         self.held = ""
 
@@ -140,10 +140,10 @@ def _thoughts(source: Source, tags: tuple[str, str], opened: bool) -> Reading:
 def _call(
     source: Source, reading: Reading, ends: tuple[str, ...], sure: bool = True, named: str = ""
 ) -> Generator[None, None, bool]:
-    """Try to read calls -> whether there was one; what follows a broken one is text.
+    """Try to read calls -> whether there was one; a broken one is text.
 
-    ``sure``: what comes next is a call, if it is well-formed; else only where it names a tool.  ``named``: that tool,
-    where its name is known already.
+    ``sure``: the next part is a call if it is well-formed; otherwise only if it names a tool.  ``named``: that tool,
+    if its name is known already.
     """
     begin, begun = source.at, source.begun
     source.hungry, source.naming, source.named = False, -1, named
@@ -173,7 +173,7 @@ def _call(
 
 
 def _was_cut(source: Source, sure: bool) -> bool:
-    """Take the beginning of a call that the end of the text cut, if it is one -> whether it was."""
+    """Read the beginning of a call that the end of the text cut -> whether there was one."""
     if not source.calling:
         if source.named in source.tools:
             source.begin(source.named)

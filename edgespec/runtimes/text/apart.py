@@ -64,7 +64,7 @@ def try_tokenizer(path: str) -> None:
 
 
 def _possible() -> bool:
-    """Not where Python is inside another program."""
+    """Whether a child process can run: not if Python is embedded in another program."""
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
@@ -199,7 +199,7 @@ def _probe(path: str) -> str:
 
 
 def limit_request(seconds: int, memory: int) -> None:
-    """Limit what one request of this process may take; past the limit of time the process is killed.
+    """Limit the resources of one request of this process; past the time limit the process is killed.
 
     Args:
         seconds: of processor time from now on.
@@ -222,7 +222,7 @@ def limit_request(seconds: int, memory: int) -> None:
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> Any:
-    """Compile ``template`` with all that transformers offers to templates."""
+    """Compile ``template`` with transformers' extensions for templates."""
     from datetime import datetime
 
     from jinja2 import TemplateError as Refused
@@ -252,7 +252,7 @@ def _compiled(template: str) -> Any:
             return dict.fromkeys(*args)
 
     class Names(Namespace):
-        """``namespace`` that takes no names of Python's own."""
+        """``namespace`` that rejects Python's own names."""
 
         def __setitem__(self, name: str, value: Any) -> None:
             if str(name).startswith("_"):

@@ -1,4 +1,4 @@
-"""Bytes written as tokens (<0xE2>), where they make no character."""
+"""Decode bytes written as tokens (<0xE2>), including incomplete characters."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class ByteTokens:
         return cls(tokenizer) if any(kind == "ByteFallback" for kind in _kinds(decoder)) else None
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Return the text of token ids, special tokens left out."""
         kept = (self._tokenizer.id_to_token(token) for token in tokens if token not in self._special)
         names = list(self._separated(name for name in kept if name is not None))
         return str(self._tokenizer.decoder.decode(names))
 
     def _separated(self, names: Iterable[str]) -> Iterator[str]:
-        """Tokens with U+FFFD instead of broken bytes, so that the library sees whole characters only."""
+        """Replace incomplete bytes by U+FFFD, so that the library sees only whole characters."""
         run: list[str] = []
         for name in names:
             if name in self._values:
@@ -61,7 +61,7 @@ class ByteTokens:
 
 
 def bytes_of(name: str) -> bytes:
-    """Bytes that the name of a token stands for, in sentencepiece's way (<0xE2>) or GPT-2's; none = neither."""
+    """Return the bytes of a token's name, in sentencepiece's form (<0xE2>) or GPT-2's; empty = neither."""
     if match := re.fullmatch("<0x([0-9A-F]{2})>", name):
         return bytes.fromhex(match[1])
     values = {char: value for value, char in enumerate(byte_texts())}
@@ -70,14 +70,14 @@ def bytes_of(name: str) -> bytes:
 
 @lru_cache(maxsize=1)
 def byte_texts() -> tuple[str, ...]:
-    """Characters that stand for the bytes in byte-level vocabularies as GPT-2's: printable ones, and more."""
+    """Return the characters that represent the bytes in byte-level vocabularies such as GPT-2's."""
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     more = iter(range(0x100, 0x200))
     return tuple(chr(byte if byte in printed else next(more)) for byte in range(256))
 
 
 def _character(data: bytes) -> int:
-    """Bytes of the character that begins here; 0 = none does."""
+    """Return the number of bytes of the character that begins here; 0 = none does."""
     for size in range(1, len(data) + 1):
         try:
             data[:size].decode("utf-8")

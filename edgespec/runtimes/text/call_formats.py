@@ -30,7 +30,7 @@ class CallFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All that may be a special token."""
+        """All of its markers that may be special tokens."""
         return self.starts + self.ends + self.inner
 
 
@@ -93,7 +93,7 @@ THOUGHTS: dict[str, tuple[str, str]] = {  # what a thought begins and ends with
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """How an answer is to be read.
+    """How to read an answer.
 
     Raises:
         InvalidRequest: an unknown notation.
@@ -145,14 +145,14 @@ class AnswerShape:
         return own + tuple(tag.removesuffix("thought") for tag in tags)
 
     def new_call_id(self) -> str:
-        """Make a call's id; Mistral's templates want nine letters and digits."""
+        """Make a call's id; Mistral's templates require nine letters and digits."""
         if (self.calls or "").startswith("mistral"):
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
 
 def call_format(template: str) -> str:
-    """Name the notation of calls that a template's model was taught; ``json`` where it says nothing."""
+    """Name the notation of calls that a template uses; ``json`` if it shows none."""
     return next(
         name
         for name, known in FORMATS.items()
@@ -161,7 +161,7 @@ def call_format(template: str) -> str:
 
 
 def thought_format(template: str) -> str | None:
-    """Name the notation of thoughts that a template knows."""
+    """Name the notation of thoughts that a template uses."""
     if call_format(template) == HARMONY:
         return HARMONY
     return next((name for name, (_, close) in THOUGHTS.items() if close in template), None)
@@ -173,7 +173,7 @@ def opened(prompt: str, thoughts: str | None) -> bool:
 
 
 def types_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Collect the types of the parameters of each tool, as its schema says them."""
+    """Collect the parameter types of each tool from its schema."""
     found: dict[str, dict[str, str]] = {}
     for tool in tools:
         function = tool.get("function", tool)

@@ -57,7 +57,7 @@ def calls_grammar(
 
 
 def after_thoughts(grammar: Grammar, shape: AnswerShape, special: Mapping[str, int]) -> Grammar:
-    """Let the rest of a thought come before what a grammar allows; one in Lark says itself what may come."""
+    """Allow the rest of a thought before a grammar; one in Lark names the allowed texts itself."""
     if grammar.kind == "lark" or shape.thoughts is None:
         return grammar
     rules = _Rules(special)
@@ -70,7 +70,7 @@ def after_thoughts(grammar: Grammar, shape: AnswerShape, special: Mapping[str, i
 
 
 class _Rules:
-    """Rules of a grammar, named as they come."""
+    """Rules of a grammar, numbered in order."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
         self.lines: list[str] = []
@@ -84,7 +84,7 @@ class _Rules:
         return name
 
     def any(self, end: str, schema: Any = None) -> str:
-        """Add any text up to ``end``, which belongs to it; a schema may say how long it is at most."""
+        """Add any text up to ``end``, inclusive; a schema may limit its length."""
         most = schema.get("maxLength") if isinstance(schema, dict) else None
         text = f"(.|\\n){{0,{most}}}" if isinstance(most, int) else "(.|\\n)*"
         if end in self._special:  # no text contains it
@@ -92,7 +92,7 @@ class _Rules:
         return self.add(f"/{text}{_as_regex(end)}/", "[lazy]")
 
     def thought(self, thoughts: str) -> str:
-        """Add the rest of a thought, and what is between it and the answer."""
+        """Add the rest of a thought, and the text between it and the answer."""
         return self.add(f"{self.any(THOUGHTS[thoughts][1])} /\\n{{0,2}}/")
 
     def text(self, text: str) -> str:
@@ -101,7 +101,7 @@ class _Rules:
         return " ".join(f"<[{self._special[one]}]>" if one in self._special else _quoted(one) for one in pieces if one)
 
     def json(self, schema: Any) -> str:
-        """Add what a schema allows."""
+        """Add the JSON that a schema allows."""
         formed = {"x-guidance": JSON_FORM} | prepared(schema) if isinstance(schema, dict) else schema
         return self.add(f"%json {json.dumps(formed)}")
 
@@ -124,7 +124,7 @@ def _object(before: str, after: str) -> Callable[[_Rules, str, Schema], str]:
 
 
 def _parameters(schema: Schema) -> list[tuple[str, Any, bool]]:
-    """List names, schemas and whether they are required of a tool's parameters; definitions go with each."""
+    """List a tool's parameters: name, schema, and whether it is required; each gets the definitions."""
     properties = schema.get("properties")
     required = schema.get("required") or []
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -135,7 +135,7 @@ def _parameters(schema: Schema) -> list[tuple[str, Any, bool]]:
 def _each(
     rules: _Rules, schema: Schema, pair: Callable[[str, Any], str], separator: str, open_: str, close: str
 ) -> str:
-    """Write parameters in the order of the schema, those that are not required perhaps, with separators between."""
+    """Write parameters in the order of the schema, optional ones optionally, with separators between."""
     tail = rules.text(close)
     after = tail  # what may follow where something has been written
     for name, one, required in reversed(_parameters(schema)):
@@ -207,7 +207,7 @@ def _braced(opening: str, quote: str, closing: str) -> Callable[[_Rules, str, Sc
 
 
 def _python(rules: _Rules, name: str, schema: Schema) -> str:
-    """Write ``NAME(key=value, ...)``, with values as JSON, which Python's reader takes."""
+    """Write ``NAME(key=value, ...)``, with values as JSON, which the reader of Python's notation accepts."""
     return _each(
         rules, schema, lambda key, one: rules.add(f"{rules.text(f'{key}=')} {rules.json(one)}"), ", ", f"{name}(", ")"
     )

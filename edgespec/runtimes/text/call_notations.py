@@ -1,4 +1,4 @@
-"""Calls of tools that models write in XML tags, in Gemma's and in Python's notation, read as they come."""
+"""Read tool calls in XML tags, in Gemma's and in Python's notation, while they arrive."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _tagged_value(source: Source, type_: str, close: str, others: Sequence[str])
 
 
 def _guessed(text: str) -> str:
-    """Write a value whose type is not a string: JSON where it is, else a string after all."""
+    """Write a value whose type is not a string: as JSON if it is valid, otherwise as a string."""
     word = CONSTANTS.get(text.strip(), text.strip())
     try:
         json.loads(word, parse_constant=_no_number)
@@ -197,7 +197,7 @@ def _quoted(source: Source, quote: str) -> Reading:
 
 
 def python_calls(source: Source) -> Reading:
-    """Read ``[NAME(key=value, ...), ...]``, or one call without brackets, or JSON in their place."""
+    """Read ``[NAME(key=value, ...), ...]``, or one call without brackets, or JSON instead."""
     yield from source.spaces()
     listed = yield from source.may("[")
     yield from source.spaces()
@@ -278,7 +278,7 @@ def _python_string(source: Source) -> Reading:
 
 
 def _python_escape(source: Source) -> Generator[None, None, str]:
-    """Read what follows a backslash; one that escapes nothing is a character."""
+    """Read the character after a backslash; an invalid escape is the character itself."""
     char = yield from source.take()
     if (digits := {"x": 2, "u": 4, "U": 8}.get(char)) is None:
         return _ESCAPES.get(char, char if char in "\\'\"" else f"\\{char}")

@@ -1,7 +1,7 @@
-"""Calls of tools that models write as JSON, read as they come.
+"""Read tool calls in JSON while they arrive.
 
-A reader is a generator over a ``Source``.  It yields where it needs more text, and raises ``NoCall`` where the text is
-not of its kind.  What it finds it tells the source, the arguments always as JSON.
+A reader is a generator over a ``Source``.  It yields if it needs more text, and raises ``NoCall`` if the text is not of
+its kind.  It reports its findings to the source, with arguments always as JSON.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Source:
         self.naming, self.named = -1, ""
 
     def tell(self, kind: Kind, text: str = "") -> None:
-        """Add an event for what was read; neighbours of one kind become one."""
+        """Add an event for the text that was read; adjacent events of one kind are merged."""
         self.told = self.at
         if kind in ("text", "reasoning", "arguments"):
             if not text:
@@ -78,7 +78,7 @@ class Source:
         self.found.append(Event(kind, text))
 
     def begin(self, name: str) -> None:
-        """Begin a call: from here on it is one, whatever comes."""
+        """Begin a call: it remains one, even if it breaks off."""
         if not name:
             raise NoCall
         self.calling = True
@@ -129,7 +129,7 @@ class Source:
             self.at += 1
 
     def may(self, word: str) -> Generator[None, None, bool]:
-        """Read ``word`` if it comes next; else nothing."""
+        """Read ``word`` if it comes next; otherwise nothing."""
         before = self.at
         for char in word:
             if (yield from self.peek()) != char:
@@ -139,14 +139,14 @@ class Source:
         return True
 
     def which(self, words: Iterable[str]) -> Generator[None, None, str]:
-        """Read that of ``words`` which comes next."""
+        """Read the one of ``words`` that comes next."""
         for word in words:
             if (yield from self.may(word)):
                 return word
         raise NoCall
 
     def run(self, pattern: re.Pattern[str], most: int = 1 << 30) -> Generator[None, None, str]:
-        """Read what matches a pattern of single characters, all of it."""
+        """Read all characters that match a pattern of single characters."""
         begin = self.at
         while (yield from self.peek()):
             match = pattern.match(self.text, self.at)
@@ -195,7 +195,7 @@ def escaped(text: str) -> str:
 
 
 def json_value(source: Source, write: Write, depth: int = 0) -> Reading:
-    """Read a value and write it as it is; line ends in strings, and Python's constants, become those of JSON."""
+    """Read a value and copy it; line ends in strings, and Python's constants, become those of JSON."""
     if depth > MOST_DEPTH:
         raise NoCall
     char = yield from source.peek()
@@ -210,7 +210,7 @@ def json_value(source: Source, write: Write, depth: int = 0) -> Reading:
 
 
 def _members(source: Source, write: Write, keyed: bool, depth: int) -> Reading:
-    """Read what is between brackets, and the closing one."""
+    """Read the members between brackets, and the closing bracket."""
     close, first = "}" if keyed else "]", True
     while True:
         yield from source.spaces(write)
@@ -273,7 +273,7 @@ def decoded_string(source: Source) -> Generator[None, None, str]:
 
 
 def json_call(source: Source, known: bool = False) -> Reading:
-    """Read ``{"name": ..., "arguments": {...}}``, in any order and under the names that models use.
+    """Read ``{"name": ..., "arguments": {...}}``, in any order and with the key names that models use.
 
     ``known``: only the tools that were given may be called.
     """
@@ -320,7 +320,7 @@ def json_call(source: Source, known: bool = False) -> Reading:
 
 
 def _object_of(written: str | None) -> str:
-    """Arguments that came before the name, or as a string, or not at all."""
+    """Return arguments that came before the name, or as a string, or not at all, as an object."""
     if written in (None, "", "null", '""'):
         return "{}"
     assert written is not None

@@ -111,7 +111,7 @@ def render(
 
 
 def _messages(messages: Sequence[Message], nulls: bool) -> list[Message]:
-    """Fresh copies, without keys of no value, and thoughts under the names that templates know."""
+    """Copy messages, without keys that have no value, and with thoughts under the names that templates know."""
     if not messages:
         raise InvalidRequest("expected a conversation of at least one message, got none")
     found = []
@@ -145,7 +145,7 @@ def _plain(value: Any) -> Any:
 
 
 def _mark(message: Message) -> None:
-    """Put the tag after the text that is to be continued."""
+    """Put the tag after the text to continue."""
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + _TAG
@@ -158,7 +158,7 @@ def _mark(message: Message) -> None:
 
 
 def _cut(text: str) -> str:
-    """Cut ``text`` before the tag; a template that trims the message has trimmed the tag's space too."""
+    """Cut ``text`` before the tag; a template that trims the message has also trimmed the tag's space."""
     at = text.rfind(_TAG.strip())
     if at < 0:
         raise InvalidRequest("the model's chat template does not write the last message, so it cannot go on with it")

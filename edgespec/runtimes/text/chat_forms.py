@@ -124,7 +124,7 @@ class _History:
         return any(_role(one) not in ("system", "developer") for one in self.made)
 
     def _nothing(self, calls: bool) -> str | None:
-        """Say nothing."""
+        """Return the content of a message without text."""
         return "" if not calls or self.form.content == "empty" else None
 
     def _call(self, call: Any, at: int) -> Any:
@@ -153,7 +153,7 @@ class _History:
         return json.dumps(found, ensure_ascii=False) if self.form.text_arguments else found
 
     def _result(self, message: Message) -> None:
-        """Complete what a tool gave."""
+        """Complete a tool's result."""
         given = message.get("tool_call_id")
         id_ = str(given) if given is not None else next(iter(self._open), None)
         if id_ is None:
@@ -195,7 +195,7 @@ def _no_number(name: str) -> None:
 
 @lru_cache(maxsize=32)
 def _found(template: str, names: tuple[tuple[str, str], ...]) -> ChatForm:
-    """Find the forms of a template; where none renders, those of most templates."""
+    """Find the forms of a template; if none renders, return those of most templates."""
 
     def rendered(*messages: Message) -> str | None:
         values = {"messages": list(messages), "tools": _TOOLS, "documents": None, "add_generation_prompt": True}
@@ -248,9 +248,9 @@ def _found(template: str, names: tuple[tuple[str, str], ...]) -> ChatForm:
 def _faults(
     tried: Mapping[tuple[bool, bool, Content], str], short: bool, text: bool, content: Content
 ) -> tuple[int, ...]:
-    """Count what is wrong with a form: the worst first; then objects before text, and no content before others.
+    """Count the faults of a form: the worst first; then prefer objects over text, and no content over others.
 
-    A call may be lost, its arguments written as a text within JSON or as Python writes them, and a content that is none
+    Faults are a lost call, its arguments written as a text within JSON or in Python's form, and a missing content
     written by its name.
     """
     found = tried[short, text, content]

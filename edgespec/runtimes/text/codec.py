@@ -1,4 +1,4 @@
-"""Text to tokens and back, and conversations to tokens."""
+"""Convert text to tokens and back, and conversations to tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TextCodec:
 
     @property
     def chat_template(self) -> str | None:
-        """The template of conversations; None = the model is for plain texts."""
+        """The template of conversations; None = the model has none."""
         return self.templates.get("default")
 
     @property
@@ -102,7 +102,7 @@ class TextCodec:
             _refuse(error, BundleError, "the tokenizer cannot decode what the model wrote", "download it again")
 
     def _pieces(self, tokens: Sequence[int], shown: Set[int]) -> Iterator[str]:
-        """Write special tokens by their names, and what is between them as text."""
+        """Write special tokens by their names, and the others as text."""
         begin = 0
         for at, token in enumerate(tokens):
             if token in shown:
@@ -116,23 +116,23 @@ class TextCodec:
         return {token.content: number for number, token in known.items() if token.special and token.content in names}
 
     def continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """Text that ``tokens`` would add after ``before``; incomplete characters as U+FFFD.  For display."""
+        """Return the text that ``tokens`` would add after ``before``, for display; incomplete characters are U+FFFD."""
         known = list(before[-8:])
         return self.decode([*known, *tokens])[len(self.decode(known)) :]
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes of one token, which may be a part of a character; none for a special token."""
+        """Return the bytes of one token, which may be a part of a character; none for a special token."""
         name = self.tokenizer.id_to_token(token)
         if name is None or REPLACEMENT not in (text := self.decode([token])):
             return b"" if name is None else text.encode()
         return bytes_of(name) or text.encode()
 
     def token_name(self, token: int) -> str:
-        """Name of a token in the vocabulary."""
+        """Return the name of a token in the vocabulary."""
         return self.tokenizer.id_to_token(token) or f"token_id:{token}"
 
     def token_id(self, name: str | None) -> int | None:
-        """Id of a token by its name; None if there is none of that name."""
+        """Return the id of a token by its name; None if it does not exist."""
         return None if name is None else self.tokenizer.token_to_id(name)
 
     def special(self, key: str) -> str | None:
@@ -140,7 +140,7 @@ class TextCodec:
         return special_name(self.config, self._special, key)
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> list[int]:
-        """Tokens of ``write_chat``, ready for the answer; special tokens in what people wrote are text."""
+        """Return the tokens of ``write_chat``, ready for the answer; special tokens in messages are text."""
         return self.encode_chat(self.render_chat(messages, tools, **how))
 
     def write_chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> str:
@@ -161,13 +161,13 @@ class TextCodec:
         return ChatText.of(self.write_chat(messages, tools, **how), mark)
 
     def encode_chat(self, written: ChatText) -> list[int]:
-        """Token ids of what a template wrote, in which special tokens that people wrote are text."""
+        """Return the token ids of a rendered template; special tokens from messages are text."""
         _check(written.marked)
         with _library(InvalidRequest, "the prompt cannot be encoded"):
             return self.control.encode(written)
 
     def adapted(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Message]:
-        """Write a history in the forms that the model's template wants; render it with ``nulls``."""
+        """Write a history in the forms that the model's template expects; render it with ``nulls``."""
         return ChatForm.of(choose_template(self.templates, tools), self._names).write(messages)
 
     @cached_property
@@ -209,7 +209,7 @@ def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:
 
 @contextmanager
 def _library(kind: type[EdgespecError], what: str, hint: str | None = None) -> Iterator[None]:
-    """Raise as ``kind`` what the tokenizers library raises: plain Exceptions, and panics, which are none."""
+    """Raise exceptions of the tokenizers library as ``kind``: plain ones, and panics, which do not derive from them."""
     try:
         yield
     except EdgespecError:

@@ -1,9 +1,9 @@
-"""Special tokens in what people write stay text.
+"""Keep special tokens in messages as text.
 
 A chat template writes messages between the special tokens of its model.  A message that contains the text of such a
 token must not become one: it could end its own turn and begin one of the system.  So before a template sees a
-conversation, ``ControlTokens.hide`` puts a mark into each of them, and ``ControlTokens.encode`` takes the marks out
-again and encodes what they were in as the text that it is.
+conversation, ``ControlTokens.hide`` puts a mark into each of them.  ``ControlTokens.encode`` removes the marks again
+and encodes the marked tokens as plain text.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class ChatText:
 
     @classmethod
     def of(cls, text: str, mark: str) -> ChatText:
-        """Make it of what a template wrote, which may have escaped the mark, as JSON and Python do."""
+        """Make one from a template's output, in which the mark may be escaped, as in JSON and Python."""
         return cls(text.replace(f"\\u{ord(mark):04x}", mark), mark) if mark else cls(text)
 
     @property
     def text(self) -> str:
-        """The text as it is."""
+        """The text without marks."""
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def changed(self, change: Callable[[str], str]) -> ChatText:
@@ -97,10 +97,10 @@ class ControlTokens:
         Args:
             messages: plain data.
             tools: plain data.
-            also: a text that is a control token too, such as the place of an image.
+            also: a text that is also a control token, such as the place of an image.
 
         Returns:
-            both, and the mark; nothing where there is no such token.
+            both, and the mark; empty if there is no such token.
         """
         if not all(isinstance(message, Mapping) for message in messages):
             return messages, tools, ""  # not a conversation: its reader reports that
@@ -132,7 +132,7 @@ class ControlTokens:
         return any(pattern.search(text) or self._appears(pattern, text) for text in texts)
 
     def _appears(self, pattern: re.Pattern[str], text: str) -> bool:
-        """Whether a control token comes out of normalization, as ``<|end|>`` of full-width characters."""
+        """Whether normalization produces a control token, as from ``<|end|>`` in full-width characters."""
         return self._normalizer is not None and bool(pattern.search(self._normalizer.normalize_str(text)))
 
     def _marked(self, pattern: re.Pattern[str], text: str, mark: str) -> str:
@@ -140,9 +140,9 @@ class ControlTokens:
         return mark.join(text) + mark if self._appears(pattern, made) else made
 
     def encode(self, written: ChatText) -> list[int]:
-        """Encode what a template wrote: its own control tokens as such, those that people wrote as text.
+        """Encode a rendered template: its own control tokens as such, those from messages as text.
 
-        Between two control tokens of the template, the text is encoded as a whole, as the tokenizer does it.
+        The text between two control tokens of the template is encoded as a whole, as the tokenizer does it.
         """
         text, mark = written.marked, written.mark
         found = self._tokenizer.encode(text, add_special_tokens=False)

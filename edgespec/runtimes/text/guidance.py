@@ -1,4 +1,4 @@
-"""Texts that follow a JSON schema, a regular expression or a grammar, by the llguidance library."""
+"""Constrain texts to a JSON schema, a regular expression or a grammar, with the llguidance library."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Guidance:
         self._lock = Lock()
 
     def nbytes(self, grammar: Grammar) -> int:
-        """Bytes that a compiled grammar may take once texts have followed it."""
+        """Bytes of a compiled grammar after texts have followed it."""
         states = MANY_STATES if self.is_large(grammar) else FEW_STATES
         return EACH_BYTES + CHARACTER_BYTES * len(grammar.text) + STATE_BYTES * states
 
@@ -76,7 +76,7 @@ class Guidance:
         return grammar in self._large
 
     def mark_large(self, grammar: Grammar) -> None:
-        """Remember that a grammar needs many states: each of its texts compiles it, and frees it at its end."""
+        """Record that a grammar needs many states: each of its texts compiles it, and frees it at its end."""
         with self._lock:
             self._kept.pop(grammar, None)
             self._large[grammar] = None
@@ -85,20 +85,20 @@ class Guidance:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the compiled grammars that are kept for requests to come, about."""
+        """Bytes of the compiled grammars that are kept for later requests, approximately."""
         return sum(map(self.nbytes, list(self._kept)))
 
     def forget(self) -> None:
-        """Free them; requests that run have their own."""
+        """Free them; running requests have their own."""
         with self._lock:
             self._kept.clear()
 
     def require(self, grammar: Grammar) -> None:
-        """Refuse a grammar that ``constraint`` would refuse."""
+        """Raise the error that ``constraint`` would raise for a grammar."""
         self.compiled(grammar)
 
     def try_out(self, grammar: Grammar) -> None:
-        """Refuse a grammar that cannot be followed, by writing a few tokens that it allows.
+        """Check that a grammar can be followed, by generating a few tokens that it allows.
 
         Raises:
             InvalidRequest: it cannot be compiled, leads to where nothing is allowed, or needs too many states.
@@ -121,10 +121,10 @@ class Guidance:
             text.allowed(written)
 
     def constraint(self, grammar: Grammar, prompt: int) -> GuidedText:
-        """Make the constraint that ``grammar`` puts on what follows ``prompt`` tokens.
+        """Make the constraint of ``grammar`` for the text after ``prompt`` tokens.
 
         Raises:
-            InvalidRequest: a grammar that is none, or that llguidance does not know; the message says where.
+            InvalidRequest: an invalid grammar, or one that llguidance does not support; the message names the place.
         """
         return GuidedText(grammar, prompt, self)
 
@@ -152,9 +152,9 @@ class Guidance:
         ]
 
     def compiled(self, grammar: Grammar) -> Any:
-        """Return a matcher of ``grammar`` at the beginning of a text; some are kept, as requests repeat grammars.
+        """Return a matcher of ``grammar`` at the beginning of a text; some are kept, because requests repeat grammars.
 
-        Copies of a matcher share the states that it has, so those of large grammars are not kept.
+        Copies of a matcher share its states, so those of large grammars are not kept.
         """
         if self.is_large(grammar):
             return self._compile(grammar, MANY_STATES)
@@ -199,7 +199,7 @@ def _translated(grammar: Grammar) -> str:
 
 
 def prepared(schema: dict[str, Any]) -> dict[str, Any]:
-    """Copy a JSON schema as llguidance can follow it to the end: objects are closed, patterns fit no named property.
+    """Copy a JSON schema with closed objects, and check that no pattern matches a named property.
 
     Raises:
         InvalidRequest: it cannot be followed; the message says why.
@@ -231,7 +231,7 @@ def _why(problem: str) -> str:
 
 
 class GuidedText:
-    """A constraint (``decoding.sampling``): follows whatever prefix it is asked for, from the last one.
+    """A constraint (``decoding.sampling``): follows any prefix, starting from the last one.
 
     Args:
         grammar: that the text follows.

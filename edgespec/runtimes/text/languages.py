@@ -39,7 +39,7 @@ _WRAPPED = re.compile(r"^(?:>>(.+)<<|__(.+)__|<2(.+)>|<\|(.+)\|>)$")
 
 @lru_cache(maxsize=1)
 def _aliases() -> Mapping[str, frozenset[str]]:
-    """All names of a language by each of them, in lower case."""
+    """Map each name of a language to all of its names, in lower case."""
     found: dict[str, frozenset[str]] = {}
     for line in LISTED.strip().replace("\n", "|").split("|"):
         two, three, name = line.split(" ", 2)
@@ -58,7 +58,7 @@ def code_of(token: str) -> str:
 
 
 def names_of(language: str) -> frozenset[str]:
-    """All names of a language, in lower case, script and country left out; of one that is not listed, its own."""
+    """Return all names of a language, in lower case, without script and country; or its own, if it is not listed."""
     base = re.split(r"[_-]", language.lower())[0]
     return _aliases().get(language.lower()) or _aliases().get(base) or frozenset({base})
 

@@ -1,6 +1,6 @@
-"""Rules of generation_config.json as a constraint of sampling, so that every method keeps them.
+"""Apply the rules of generation_config.json as a constraint of sampling, so that every method follows them.
 
-They say of any prefix which tokens may follow it, as a grammar does (``decoding.sampling.Constraint``).
+For each prefix they define the allowed next tokens, as a grammar does (``decoding.sampling.Constraint``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RuledText:
 
     @staticmethod
     def needed(rules: WritingRules) -> bool:
-        """Whether the rules say anything of which tokens may come."""
+        """Whether the rules restrict the allowed tokens."""
         said = rules.suppressed, rules.begin_suppressed, rules.bad_words, rules.no_repeat, rules.least
         return any(said) or rules.least_new > 0 or rules.forced_end is not None
 
@@ -86,7 +86,7 @@ class RuledText:
 
 
 def _repeats(prefix: Sequence[int], count: int) -> list[int]:
-    """List the tokens that would make the last ``count`` of a text some that it has already."""
+    """List the tokens that would repeat an earlier sequence of ``count`` tokens."""
     tokens = np.array(prefix, np.int64)
     last = tokens[len(tokens) - count + 1 :]  # [count - 1]
     windows = np.lib.stride_tricks.sliding_window_view(tokens, count)  # [n, count]

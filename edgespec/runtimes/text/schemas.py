@@ -1,7 +1,7 @@
-"""JSON schemas as grammars take them: objects get no properties that the schema does not name.
+"""Prepare JSON schemas for grammars: objects get no properties that the schema does not name.
 
 JSON Schema allows other properties unless ``additionalProperties`` is false.  A small model then adds properties until
-the context is full, so here they are allowed only where a schema asks for them, as in llama.cpp.
+the context is full.  So they are allowed only where a schema asks for them, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ONES = ("items", "additionalProperties")
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a schema with ``additionalProperties: false`` wherever an object names properties and does not say.
+    """Copy a schema, with ``additionalProperties: false`` where an object names properties and does not set it.
 
     Raises:
         InvalidRequest: a pattern of ``patternProperties`` that fits a named property, or references that grow.
@@ -31,7 +31,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameters(schema: Any, name: str) -> dict[str, Any]:
-    """Return the schema of the arguments of the tool ``name``: an object, whatever ``schema`` leaves out.
+    """Return the schema of the arguments of the tool ``name``: an object, even if ``schema`` is incomplete.
 
     Raises:
         InvalidRequest: it allows no object.
@@ -110,7 +110,7 @@ class _Closing:
             raise InvalidRequest("a schema whose references and combinations grow without end: expected a simpler one")
 
     def _target(self, node: dict[str, Any]) -> Any:
-        """Find what a reference names; None = it has none, or it is not within this schema."""
+        """Find the schema that a reference names; None without a reference, or if its target is outside this schema."""
         pointer = node.get("$ref")
         if not isinstance(pointer, str) or not pointer.startswith("#/"):
             return None
@@ -121,12 +121,12 @@ class _Closing:
         return found
 
     def _parts(self, node: dict[str, Any]) -> list[Any]:
-        """List the schemas that hold for the same value in any case."""
+        """List the schemas that always apply to the same value."""
         parts, target = node.get("allOf"), self._target(node)
         return (parts if isinstance(parts, list) else []) + ([] if target is None else [target])
 
     def _alternatives(self, node: dict[str, Any]) -> list[Any]:
-        """List the schemas of which one holds for the same value."""
+        """List the schemas of which one applies to the same value."""
         lists = [node.get(key) for key in ("anyOf", "oneOf")]
         return [one for value in lists if isinstance(value, list) for one in value]
 
@@ -140,7 +140,7 @@ class _Closing:
         return found.union(*(self._names(one, depth + 1) for one in self._parts(node) + self._alternatives(node)))
 
     def _says(self, node: Any) -> bool:
-        """Whether a schema, or one that holds for the same value, says which other properties there may be."""
+        """Whether a schema, or one for the same value, defines the other allowed properties."""
         if not isinstance(node, dict):
             return False
         return "additionalProperties" in node or any(map(self._says, self._parts(node) + self._alternatives(node)))

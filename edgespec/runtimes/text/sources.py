@@ -1,4 +1,4 @@
-"""Source texts of an encoder-decoder: to tokens, with what its tokenizer puts around them in each language."""
+"""Encode source texts of an encoder-decoder, with the tokens around them in each language."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class SourceTexts:
         self.codec = TextCodec(folder, checked=checked, file=SOURCE_TOKENIZER) if own else codec
 
     def encode(self, text: str, origin: str | None = None, target: str | None = None) -> list[int]:
-        """Token ids of a source.
+        """Return the token ids of a source.
 
         Args:
-            text: what is to be translated, summarized and so on.
-            origin: its language; None = as the model has it.
-            target: the language of the answer; None likewise.
+            text: the text to translate, summarize and so on.
+            origin: its language; None = the model's default.
+            target: the language of the answer; None = the model's default.
 
         Raises:
             InvalidRequest: the model lacks the language, or requires one and got none.

@@ -1,4 +1,4 @@
-"""The special tokens that tokenizer_config.json and special_tokens_map.json name."""
+"""Read the special tokens named in tokenizer_config.json and special_tokens_map.json."""
 
 from __future__ import annotations
 
