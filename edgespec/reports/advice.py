@@ -63,7 +63,7 @@ def label(row: Row, rows: Sequence[Row]) -> str:
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
-    """Name all rows: by their methods, where they are of one bundle."""
+    """Name all rows: by their methods if they are of one bundle."""
     several = len({row["bundle"] for row in rows}) > 1
     return [label(row, rows) if several else row["method"] for row in rows]
 
@@ -76,7 +76,7 @@ def _speed(row: Row) -> str:
 
 
 def _fastest(rows: Sequence[Row]) -> Row:
-    """Find the fastest of what may be advised: plain decoding, and what is faster."""
+    """Find the fastest row that is allowed: plain decoding, or a faster method."""
     fit = [row for row in rows if row["method"] == BASELINE or _faster(row)]
     return max(fit, key=lambda row: row["tokens_per_second"])
 

@@ -1,4 +1,4 @@
-"""Every method of every bundle against plain decoding of the same bundle, in one interleaved run."""
+"""Compare every method of every bundle with plain decoding of the same bundle, in one interleaved run."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class MethodFigures:
         self.ratios.append(base_ms / ms)
 
     def begin(self) -> None:
-        """Forget the runs of the first round."""
+        """Discard the runs of the first round."""
         self.results, self.ms_per_token, self.ratios, self.same_text, self.warm_up = [], [], [], 0, False
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; the keys are stable."""
+        """Return JSON values; the keys are stable."""
         low, high = bootstrap(self.ratios)
         names = ("rounds", "tokens", "drafted", "accepted")
         rounds, tokens, drafted, accepted = (sum(getattr(one.stats, name) for one in self.results) for name in names)
@@ -81,7 +81,7 @@ class MethodFigures:
 
 
 def bootstrap(values: Sequence[float], share: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the median by resampling."""
+    """Return the percentile interval of the median, by resampling."""
     draw = random.Random(seed)
     medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     edge = int((1 - share) / 2 * RESAMPLES)
@@ -90,7 +90,7 @@ def bootstrap(values: Sequence[float], share: float = 0.95, seed: int = 0) -> tu
 
 @dataclass
 class _Run:
-    """One method of one bundle, and what was found of it; ``base``: the plain decoding it is held against."""
+    """One method of one bundle, and its results; ``base``: the plain decoding that it is compared with."""
 
     engine: Engine
     settings: Settings
@@ -109,7 +109,7 @@ def bench_all(
     on_stop: Callable[[], None] | None = None,
     on_figures: Callable[[Sequence[MethodFigures]], None] | None = None,
 ) -> list[MethodFigures]:
-    """Measure methods of several bundles, interleaved: all take turns on every prompt.
+    """Measure methods of several bundles, interleaved on every prompt.
 
     ``on_stop`` is called where Ctrl-C ends it before its time; what was measured until then is returned: of the first
     round, whose times do not count otherwise, if there is nothing else.  ``on_figures`` is called with what there is
@@ -149,7 +149,7 @@ def _measure(
     progress: Callable[[int, int, str], None] | None,
     on_figures: Callable[[Sequence[MethodFigures]], None] | None,
 ) -> None:
-    """Let all take turns on every prompt; a turn counts once all have had it, but in the first round at once."""
+    """Measure all methods on every prompt; a prompt counts once all have finished it, except in the first round."""
     done, of = count(1), len(runs) * (len(prompts) + bool(batch)) * (repeats + 1)
     together = [prompts[i % len(prompts)] for i in range(batch)]
 
@@ -197,7 +197,7 @@ def _count(run: _Run, results: dict[int, Result], number: int, at: int) -> None:
 def _runs(
     engine: Engine, methods: Sequence[str], prompts: Sequence[Prompt], settings: Settings, base: int
 ) -> Iterator[_Run]:
-    """Plain decoding of a bundle, which is number ``base``, and its methods."""
+    """Make the runs of a bundle: plain decoding, which is number ``base``, and its methods."""
     bundle, target = str(engine.bundle.path), engine.bundle.manifest.target
     size = engine.bundle.manifest.files[target.weights].size
     expected = [engine.generate(prompt, settings.changed(method=AR)).tokens for prompt in prompts]
@@ -207,7 +207,7 @@ def _runs(
 
 
 def _loaded(found: MethodFigures) -> set[str]:
-    """List the methods whose parts its runs may have loaded: of auto those that were in use."""
+    """List the methods whose parts its runs may have loaded; for auto, the ones that were in use."""
     if found.method != AUTO:
         return {found.method}
     changes = [change for result in found.results for change in result.stats.switches]
@@ -215,7 +215,7 @@ def _loaded(found: MethodFigures) -> set[str]:
 
 
 def check_output(path: Path, *endings: str) -> None:
-    """Refuse early a picture or a page that could not be written.
+    """Check early that a picture or a page can be written.
 
     Raises:
         InvalidRequest: another ending, or a folder that is not there.
@@ -229,7 +229,7 @@ def check_output(path: Path, *endings: str) -> None:
 
 
 def extra_bytes(engine: Engine, method: str) -> int:
-    """Memory that a method needs beyond plain decoding's: weights and KV of a draft, or the weights of heads."""
+    """Return a method's memory beyond plain decoding's: weights and KV of a draft, or the weights of heads."""
     manifest, target = engine.bundle.manifest, engine.bundle.manifest.target
     draft = manifest.beside(METHODS[method].needs) if method in METHODS else None
     if draft is not None:

@@ -1,4 +1,4 @@
-"""Calibration: what passes, drafts, prefills and whole methods of a bundle take on this device, within a time."""
+"""Measure passes, drafts, prefills and whole methods of a bundle on this device, within a time limit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mean_round(results: Sequence[Result], passes: Mapping[int, float]) -> tuple[
 
 
 def make_trial(results: Sequence[Result], passes: Mapping[int, float], plain: float) -> Trial:
-    """Sum up the timed texts of one method; ``plain``: milliseconds of a token of plain decoding."""
+    """Sum up the timed texts of one method; ``plain``: milliseconds per token of plain decoding."""
     rows, offered, accepted_at, deep = Counter[int](), Counter[int](), Counter[int](), 0.0
     for stats in (result.stats for result in results):
         depth = stats.prompt_tokens
@@ -100,7 +100,7 @@ def make_trials(results: Mapping[str, Sequence[Result]], apart: bool) -> dict[st
 
 
 def _length(seconds: float, step_ms: float, runs: int, room: int) -> int:
-    """Tokens to write so that some texts fit into the time: those to learn from, and two that are timed."""
+    """Choose the length of texts so that some fit into the time: those to learn from, and two timed ones."""
     fitting = int(1000 * seconds / ((LEARN + 2) * runs * max(step_ms, 1e-3)))
     return max(1, min(NEW, max(FEWEST_NEW, fitting), room - 1))
 
@@ -215,7 +215,7 @@ class Calibrator:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def _depths(self) -> list[int]:
-        """Tokens before the timed passes: up to the context, as far as memory allows."""
+        """Choose the tokens before the timed passes: up to the context, as far as memory allows."""
         most = self.engine.context - max(ROWS) - 1
         if self.engine.device != "cpu":
             most = min(most, ON_DEVICE)
@@ -231,7 +231,7 @@ class Calibrator:
         return [*found, most] if not found or most > 1.5 * found[-1] else found
 
     def _passes(self, slot: Slot, depths: list[int]) -> None:
-        """Milliseconds by depth and rows, as rounds make them; and of the fastest plain step by depth."""
+        """Measure milliseconds by depth and rows, for passes as in rounds, and for the fastest plain step by depth."""
         apart = self.plain.model is not self.engine.model
         other = self.plain.open_slot() if apart else None
         sizes = [rows for rows in ROWS if rows <= self.engine.context - 1]
@@ -248,7 +248,7 @@ class Calibrator:
             self.notes.append(f"no passes beyond depth {max(self.passes)}: the time was up")
 
     def _each(self, part: str, depths: Sequence[int], fewest: int) -> Iterator[tuple[int, float]]:
-        """Go through depths until a part's time is over, at least ``fewest``; each with the seconds it may take."""
+        """Iterate over depths until a part's time is over, at least ``fewest``; each with its time limit in seconds."""
         seconds, begun = self._seconds(part), self.clock()
         for number, depth in enumerate(depths):
             if number >= fewest and self.clock() - begun > seconds:
@@ -258,7 +258,7 @@ class Calibrator:
         self.progress(part, len(depths), len(depths), "done")
 
     def _steadiest(self, runs: Mapping[K, Callable[[], object]], seconds: float) -> dict[K, float]:
-        """Median time of each run, of the steadiest of several tries: something else may run on the machine."""
+        """Return the median time of each run in the steadiest of several tries, because other programs may run."""
         best, least = {}, float("inf")
         for _ in range(TRIES):
             times = time_turns(runs, seconds, self.clock)
@@ -271,7 +271,7 @@ class Calibrator:
         return medians(best)
 
     def _drafts(self) -> None:
-        """One draft step of every method that has one, and a round's first, at the first and at the last depth."""
+        """Time one draft step of every method that has one, and a round's first, at the first and at the last depth."""
         wanted = sorted({min(self.passes), max(self.passes)})
         session = self.engine.sessions.any()
         try:
@@ -313,7 +313,7 @@ class Calibrator:
             self.prefill[depth] = 1000 * size / median(times[depth])
 
     def _trials(self, step_ms: float) -> dict[str, Trial]:
-        """Decode the bundle's own prompts, as far as it has some, plainly and by every method in turn.
+        """Decode the bundle's own prompts, if it has some, plainly and with every method, interleaved.
 
         Control learns from the first ones.  No text begins when the time is over, once each was timed on one.  What a
         plain step takes decides how much is written.
@@ -345,7 +345,7 @@ class Calibrator:
         return make_trials(results, apart=self.plain.model is not self.engine.model)
 
     def _seconds(self, part: str) -> float:
-        """Time of a part: its share of what is left, so that those after it make up for one that took longer."""
+        """Return the time of a part: its share of the remaining time, so later parts compensate for a slow one."""
         left = max(0.0, self.seconds - (self.clock() - self.begun))
         names = list(SHARES)
         return left * SHARES[part] / sum(SHARES[name] for name in names[names.index(part) :])

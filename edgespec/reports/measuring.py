@@ -25,13 +25,13 @@ N = TypeVar("N")
 
 
 def turned(names: Sequence[N], number: int) -> list[N]:
-    """All of them; who begins changes from turn to turn."""
+    """Return all of them; the first one changes from turn to turn."""
     at = number % len(names)
     return [*names[at:], *names[:at]]
 
 
 def pass_over(slot: Slot, rows: int) -> Callable[[], object]:
-    """Make a pass of ``rows`` rows as a greedy round makes it, to be timed."""
+    """Make a pass of ``rows`` rows, as in a greedy round, to time it."""
     tokens = np.arange(rows) % slot.vocab_size  # different ones, which go to different experts
     if BEST in slot.can:
         return lambda: slot.forward(tokens, None, True)

@@ -30,7 +30,7 @@ from edgespec.version import __version__
 
 
 class Foreign(BaseModel):
-    """One test of llama-bench, in its words."""
+    """One test of llama-bench, under its names."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -79,7 +79,7 @@ Kind = Literal["accepted", "rejected", "own", "prompt"]
 
 
 def time_passes(engine: Engine, seconds: float = SECONDS) -> tuple[dict[int, float], dict[int, float]]:
-    """Milliseconds of passes of the target: by rows, at the first depth; of one row, by depth (tokens before it).
+    """Time passes of the target: by rows, at the first depth; of one row, by depth (tokens before it).
 
     Keys and values are made up, times are not.
     """
@@ -93,7 +93,7 @@ def time_passes(engine: Engine, seconds: float = SECONDS) -> tuple[dict[int, flo
 
 
 def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
-    """Cut a text into pieces: accepted guesses, those that the target refused, and its own tokens."""
+    """Cut a text into pieces: accepted draft tokens, rejected ones, and the target's own tokens."""
     stream = engine.stream(prompt, settings)
     shown = prompt if isinstance(prompt, str) else engine.codec.decode(given_tokens(prompt))
     pieces: list[tuple[Kind, str]] = [("prompt", shown)]
@@ -142,7 +142,7 @@ def _svg(figure: Any) -> str:
 
 
 def _bars(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Sequence[Any] = ()) -> float:
-    """Draw a stacked bar of MiB for each name; ``parts``: of all names, by part.  Returns where the longest ends."""
+    """Draw a stacked bar of MiB for each name; ``parts``: of all names, by part.  Returns the end of the longest."""
     left = [0.0] * len(names)
     for number, (name, sizes) in enumerate(parts.items()):
         widths = [size / 2**20 for size in sizes]
@@ -169,7 +169,7 @@ def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str =
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """Draw the speed-ups of what was measured into a PNG."""
+    """Draw the measured speed-ups into a PNG."""
     _save(speeds(rows, row_names(rows), title), path)
 
 
@@ -179,7 +179,7 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def plot_plan(plan: Plan, path: Path) -> None:
-    """Stacked bars of the parts, a candidate each, with the budget as a line; a PNG."""
+    """Draw stacked bars of the parts, one per candidate, with the budget as a line; a PNG."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -199,7 +199,7 @@ def plot_plan(plan: Plan, path: Path) -> None:
 
 
 def lines(points: Mapping[str, Mapping[int, float]], title: str, across: str, up: str, log: bool = False) -> str:
-    """Draw one line a name, through its points, which are at whole numbers."""
+    """Draw one line per name, through its points, which are at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = _picture(2.6, title, across, up)
@@ -216,7 +216,7 @@ def lines(points: Mapping[str, Mapping[int, float]], title: str, across: str, up
 
 
 def stacks(memories: Mapping[str, Memory], title: str) -> str:
-    """Draw stacked bars, a method each, of the six largest parts and the rest."""
+    """Draw stacked bars, one per method, of the six largest parts and the rest."""
     figure, axes = _picture(0.42 * len(memories) + 1.3, title, "MiB, the context full")
     largest = Counter[str]()
     for part in (part for memory in memories.values() for part in memory.parts):
@@ -239,7 +239,7 @@ def write_page(
     foreign: Sequence[Foreign] = (),  # figures of llama.cpp to compare with
     busy: str = "",  # other programs that ran during the measurement
 ) -> None:
-    """Write it, whole or not at all."""
+    """Write the page atomically."""
     from jinja2 import Environment, StrictUndefined
 
     rows = [figure.as_dict() for figure in figures]
@@ -278,13 +278,13 @@ def write_page(
 
 
 def _synthetic(engine: Engine) -> str:
-    """Find what the bundle says of a size that is not real; empty = nothing."""
+    """Find the bundle's note that its size is synthetic; empty = none."""
     notes = engine.bundle.manifest.provenance.get("notes") or []
     return next((str(note) for note in notes if "synthetic" in str(note)), "")
 
 
 def _acceptance(figures: Sequence[MethodFigures], names: Sequence[str]) -> str | None:
-    """Draw how often a guess was accepted, by its place, of every method that guessed."""
+    """Draw the acceptance of draft tokens by position, for every method that drafted."""
     found: dict[str, Mapping[int, float]] = {}
     for name, figure in zip(names, figures, strict=True):
         offered, accepted = Counter[int](), Counter[int]()

@@ -1,4 +1,4 @@
-"""Proof that a bundle writes what its plain decoding writes: golden vectors, methods, and what really ran."""
+"""Prove that a bundle's texts are those of its plain decoding: golden vectors, methods, and the files that ran."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Difference:
     near_tie: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity; the keys are stable."""
+        """Return JSON values, without infinity; the keys are stable."""
         return vars(self) | {"gap": self.gap if math.isfinite(self.gap) else None}
 
 
@@ -200,16 +200,16 @@ class MethodProof:
 
     @property
     def exact(self) -> bool:
-        """Every prompt gave the same tokens."""
+        """Whether every prompt gave the same tokens."""
         return self.equal == self.prompts
 
     @property
     def lossless(self) -> bool:
-        """Every difference is a near-tie."""
+        """Whether every difference is a near-tie."""
         return verdict_of(difference.near_tie for difference in self.differences) != "wrong"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; the keys are stable."""
+        """Return JSON values; the keys are stable."""
         found = vars(self) | {"exact": self.exact, "lossless": self.lossless}
         return found | {"differences": [difference.as_dict() for difference in self.differences]}
 
@@ -250,7 +250,7 @@ def prove(
 
 
 def golden_of(engine: Engine) -> list[tuple[list[int] | Source, list[int]]]:
-    """Return what the bundle's golden vectors were written about, and what was written, as far as there is room.
+    """Return the inputs and outputs of the bundle's golden vectors, as far as the context allows.
 
     Those of pictures are among them where pictures can be read.
     """
@@ -369,7 +369,7 @@ def _scores(
     noise: Noise,
     prefix: Sequence[int],
 ) -> NDArray[np.float64]:
-    """float64 [vocab]: what plain decoding takes the largest of, in standard deviations of the row."""
+    """Return float64 [vocab]: scores whose largest plain decoding chooses, in standard deviations of the row."""
     scores = adjusted(row, params, prefix).astype(np.float64)
     if not params.greedy:
         allowed = support(row, params, prefix).ids

@@ -1,4 +1,4 @@
-"""Decoders of codes: from the checkpoint of one to the graph of a bundle."""
+"""Convert decoders of codes from a checkpoint to a graph of a bundle."""
 
 from edgespec.export.codes.graph import CodeTensors as CodeTensors
 from edgespec.export.codes.write import ended as ended

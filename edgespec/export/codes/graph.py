@@ -1,4 +1,4 @@
-"""Writing the graph of a decoder of codes: a ``GraphBuilder`` whose weights are inside, with what convolutions need."""
+"""Write the graph of a decoder of codes: a ``GraphBuilder`` with weights inside, and convolutions."""
 
 from __future__ import annotations
 

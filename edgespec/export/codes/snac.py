@@ -29,12 +29,12 @@ BEGIN, END = ("<custom_token_3>",), ("<|eot_id|>", "<custom_token_4>", "<custom_
 
 
 def suits(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json, which names no kind, is that of a SNAC codec."""
+    """Whether a config.json, which names no kind, belongs to a SNAC codec."""
     return "vq_strides" in config and "decoder_rates" in config
 
 
 def noise_sizes(config: Mapping[str, Any]) -> list[int]:
-    """Count the random numbers that each block of the decoder takes for a frame."""
+    """Count the random numbers of each block of the decoder per frame."""
     steps = STRIDES[0] * np.cumprod(config["decoder_rates"])
     return [int(count) for count in steps] if config.get("noise", True) else []
 
@@ -91,7 +91,7 @@ def write(graph: CodeGraph, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _latent(graph: CodeGraph, codes: str) -> str:
-    """Add up what the codes of all codebooks stand for -> [1, channels, steps], as sounds are from here on."""
+    """Add up the vectors of all codebooks' codes -> [1, channels, steps], the form of later sounds."""
     node, levels = graph.node, []
     for level, (places, stride) in enumerate(zip(PLACES, STRIDES, strict=True)):
         name = f"quantizer.quantizers.{level}"
@@ -148,7 +148,7 @@ def _weights(graph: CodeGraph, name: str) -> tuple[list[str], tuple[int, ...]]:
 
 
 def _folded(graph: CodeGraph, name: str) -> Floats:
-    """Read a weight; a weight norm (arXiv 1602.07868), by the names of any version of torch, is multiplied in."""
+    """Read a weight, multiplied by its weight norm (arXiv 1602.07868), under the names of any torch version."""
     for norm, direction in NORMED:
         if name + norm in graph.tensors:
             weight = graph.tensors(name + direction)

@@ -67,7 +67,7 @@ def write_patches(graph: CodeGraph, config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def codebook(graph: CodeGraph, config: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Read the vectors of all codes, [size, width], of length one where they are used so."""
+    """Read the vectors of all codes, [size, width], normalized if the decoder uses them so."""
     book = graph.tensors("quantize.embedding.weight")
     if config.get("codebook_l2_norm", True):
         book = book / np.maximum(np.linalg.norm(book, axis=1, keepdims=True), 1e-12)
@@ -97,7 +97,7 @@ def _residual(graph: CodeGraph, x: str, at: str) -> str:
 
 
 def _attention(graph: CodeGraph, x: str, at: str) -> str:
-    """Let each place of a picture see all, by one head as wide as its channels."""
+    """Add attention over all places of an image, with one head as wide as its channels."""
     h = _normed(graph, x, f"{at}.norm")
     channels = len(graph.tensors(f"{at}.norm.weight"))
     # [1, channels, rows, columns] -> [1, channels, places]

@@ -1,4 +1,4 @@
-"""The decoder of a model's codes, from its own checkpoint's folder into a bundle."""
+"""Write the decoder of a model's codes into a bundle, from its own checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITERS: dict[str, Writer] = {"vq": vq.write, "patches": vq.write_patches, "snac
 
 
 def read_codes(checkpoint: Path) -> tuple[Path, dict[str, Any], CodeTensors]:
-    """Read the folder of a decoder of codes -> its config.json, what that says, and its tensors.
+    """Read the folder of a decoder of codes -> its config.json, its kind, and its tensors.
 
     Raises:
         ExportError: what is missing or odd in it.
@@ -37,7 +37,7 @@ def read_codes(checkpoint: Path) -> tuple[Path, dict[str, Any], CodeTensors]:
 def write_codes(
     file: Path, config: Mapping[str, Any], tensors: CodeTensors, bundle: Path, codec: TextCodec
 ) -> CodesPart:
-    """Write the graph of a decoder of codes -> what a manifest says of it.
+    """Write the graph of a decoder of codes -> its part of the manifest.
 
     Args:
         file: where they come from, for messages.

@@ -1,4 +1,4 @@
-"""Quantizing with the inputs that every matrix sees on a calibration text, one sub-layer at a time."""
+"""Quantize with the inputs of every matrix on a calibration text, one sub-layer at a time."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class CalibrationOps(SequenceOps):
         return products
 
     def _written(self, x: Array, part: Linear, quantize: PieceQuantizer, products: Array) -> Array:
-        """Quantize what writes into the residual stream: it makes up for all that the stream has lost so far."""
+        """Quantize a matrix that writes into the residual stream, and let it compensate for the stream's loss."""
         exact, seen = x.reshape(2, -1, x.shape[-1])  # [S * T, k]
         before, behind = self._stream.reshape(2, -1, self._stream.shape[-1])  # [S * T, n]
         lacking, at = np.empty((before.shape[1], x.shape[-1]), np.float32), 0
@@ -237,7 +237,7 @@ class CalibrationOps(SequenceOps):
         target: Callable[[Array, slice], Array] | None,
         given: Array | None = None,
     ) -> Array:
-        """Quantize a matrix; ``given``: [S * T, n], what the unquantized one gives, if that is known already."""
+        """Quantize a matrix; ``given``: [S * T, n], the unquantized one's output, if that is known already."""
         form, k = self.blocks(part.weight), x.shape[-1]
         exact, seen = x.reshape(2, -1, k)  # [S * T, k]: in one product, for BLAS
         y = np.empty((2, len(seen), self.source.shape(part.weight)[0] if self._product else 0), np.float32)
@@ -271,14 +271,14 @@ class CalibrationOps(SequenceOps):
 
 
 class HeadInputs(SequenceOps):
-    """Runs sequences through the unquantized model for what its LM head gets."""
+    """Runs sequences through the unquantized model, up to the input of its LM head."""
 
     def head(self, x: Array, norm: Norm | None, head: Linear) -> Array:
         return self.encoded(x, norm)
 
 
 def residual_writers(trace: Block) -> set[str]:
-    """Find the matrices whose outputs are added to the residual stream as they are."""
+    """Find the matrices whose outputs are added unchanged to the residual stream."""
     ends = (each.fields["body"].steps[-1][0] for each in walk(trace) if each.method == "sublayer")
     products = (end.fields["parts"] for end in ends if end.method == "linear")
     return {parts[0].weight for parts in products if len(parts) == 1}

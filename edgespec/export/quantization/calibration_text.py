@@ -26,7 +26,7 @@ class CalibrationText(NamedTuple):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Name it as the manifest does."""
+        """Return its entry in the manifest."""
         return {"text": self.name, "text_sha256": digest(self.text)}
 
 
@@ -59,12 +59,12 @@ def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> Calibr
 
 
 def quantizer_texts(codec: TextCodec, text: str, context: int) -> NDArray[np.int64]:  # [S, T]
-    """Take what awq and gptq calibrate on: the text after the evaluation prefix, if it is long enough for both."""
+    """Return the calibration text of awq and gptq: the part after the evaluation prefix, if long enough for both."""
     tokens = codec.encode(text, special=False)
     begin = codec.encode("")[:1]  # BOS, where the tokenizer puts one in front of a text
     return sequences(unmeasured(tokens)[:QUANTIZER_TOKENS], begin, context)
 
 
 def unmeasured(tokens: list[int]) -> list[int]:
-    """Take the text after the evaluation prefix, or all of it if it is too short for both."""
+    """Return the text after the evaluation prefix, or all of it if it is too short for both."""
     return tokens[MEASURED_TOKENS:] if len(tokens) >= 2 * MEASURED_TOKENS else tokens

@@ -1,4 +1,4 @@
-"""Preparing coded keys for a bundle: tables learnt from one half of a text, a quality gate on the other half."""
+"""Prepare coded keys for a bundle: tables learned from one half of a text, a quality gate on the other half."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scores:
     surprise: NDArray[np.float64]
 
     def gate(self, exact: Scores) -> AttentionGate:
-        """How far these are from exact attention's, and whether that is near enough."""
+        """Measure the distance from exact attention's scores, and whether it is within the limit."""
         change = float(np.exp(min(self.surprise.mean() - exact.surprise.mean(), 50.0)) - 1)
         agreement = float((self.best == exact.best).mean())
         passed = change <= MOST_PERPLEXITY_CHANGE and agreement >= LEAST_AGREEMENT
@@ -82,7 +82,7 @@ def prepare_attention(
     progress: Progress,
     attend: Callable[[Slot], None] | None = None,
 ) -> AttentionPart:
-    """Learn what the wanted attentions need, store it, and measure each.
+    """Learn the tables of the requested attentions, store them, and measure each.
 
     The first of ``names`` that is exact or passes becomes the default.  All tables are stored: drafts may read keys of
     any quality, because they change no text.
@@ -126,7 +126,7 @@ def prepare_attention(
 
 
 def score(slot: Slot, tokens: Sequence[int]) -> Scores:
-    """Teacher-forced scores of a text, in stretches of the context's length; the first token of each has none."""
+    """Score a text, teacher-forced, in stretches of the context's length; the first token of each has no score."""
     best, surprise = [], []
     for start in range(0, len(tokens) - 1, slot.context):
         stretch = np.asarray(tokens[start : start + slot.context], np.int64)

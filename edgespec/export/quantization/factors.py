@@ -31,7 +31,7 @@ def upper_root(products: Array, damping: float) -> Array:  # [k, k] -> [k, k]
 
 
 def solved(rows: Array, root: Array) -> Array:  # [n, k], [k, k] -> [n, k]
-    """rows @ inverse of (root @ root.T)."""
+    """Return rows @ inverse of (root @ root.T)."""
     found = rows.copy()
     _divide(found, root, transposed=True)
     _divide(found, root)
@@ -39,7 +39,7 @@ def solved(rows: Array, root: Array) -> Array:  # [n, k], [k, k] -> [n, k]
 
 
 def _factor(matrix: Array) -> None:  # [k, k]
-    """Put the root of a matrix into it."""
+    """Replace a matrix by its root, in place."""
     k = len(matrix)
     if k <= SMALL:
         matrix[:] = np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]
@@ -52,7 +52,7 @@ def _factor(matrix: Array) -> None:  # [k, k]
 
 
 def _divide(rows: Array, root: Array, transposed: bool = False) -> None:  # [n, k], [k, k]
-    """Put X with X @ root = rows, or X @ root.T = rows, into ``rows``."""
+    """Replace ``rows`` by X with X @ root = rows, or X @ root.T = rows, in place."""
     k = len(root)
     if k <= SMALL:
         inverse = np.linalg.inv(root)

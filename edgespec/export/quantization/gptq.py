@@ -1,4 +1,4 @@
-"""Quantizing with error feedback: GPTQ, and the corrections of GPTAQ.
+"""Quantize with error feedback: GPTQ, and the corrections of GPTAQ.
 
 * GPTQ (Frantar et al., arXiv 2210.17323): quantizes column by column, and later columns compensate for the error of
   each.  It is computed as LDLQ (Chee et al., arXiv 2307.13304, who show that both are the same): a column is
@@ -124,7 +124,7 @@ def _scales(columns: Array, bits: int, importance: Array | None) -> Array:  # [u
 
 
 def correction(products: Array, drift: Array | None, lacking: Array | None) -> Callable[[Array, slice], Array]:
-    """Return what makes of rows [rows, k] of a matrix, and which they are, those to quantize instead.
+    """Return a function from rows [rows, k] of a matrix, and their numbers, to the rows to quantize instead.
 
     They are W' = W + (W @ drift + lacking) @ inverse of the damped products, for one matrix [n, k].
 

@@ -1,4 +1,4 @@
-"""Learning what coded keys need: int4 ranges and NoMAD centroids, from keys that the model made of text.
+"""Learn tables of coded keys: int4 ranges and NoMAD centroids, from the model's keys of a text.
 
 Keys are taken after rotary positions, because that is what queries meet.  A text is shorter than a context, so half of
 the keys are turned to positions all over the context: a channel that turns slowly would otherwise show only a part of
@@ -35,7 +35,7 @@ Keys = NDArray[np.float32]
 def learn_tables(
     slot: Slot, tokens: Sequence[int], formats: Sequence[KeyFormat], progress: Callable[[int, int], None]
 ) -> dict[str, NDArray[np.float32]]:
-    """Tables by format, of the shapes that ``table_shape`` says.
+    """Learn tables by format, of the shapes of ``table_shape``.
 
     Args:
         slot: the model with exact keys; it is overwritten.
@@ -56,7 +56,7 @@ def learn_tables(
 
 
 def windows(tokens: Sequence[int], context: int) -> Iterator[list[int]]:
-    """Stretches of a text that begin at different places; past its end it begins again."""
+    """Return stretches of a text that begin at different places and wrap around at its end."""
     length = min(context, len(tokens), LONGEST)
     count = min(MOST_WINDOWS, -(-BUDGET // length))
     for number in range(count):
@@ -87,7 +87,7 @@ def spread(
     positions: NDArray[np.int64],  # [n]
     facts: ModelFacts,
 ) -> NDArray[np.float16]:
-    """Turn every other key to a position anywhere in the context, if that reaches further."""
+    """Rotate every other key to a position anywhere in the context, if that is longer than the text."""
     if not facts.rope or facts.context <= positions.max() + 1:
         return keys
     chosen = np.arange(0, len(positions), 2)
@@ -168,7 +168,7 @@ def _means_from(
     ordered: NDArray[np.float64],  # [channels, n], ascending
     centroids: NDArray[np.float64],  # [channels, 16], ascending
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Centroids [channels, 16] after the rounds, and their squared error less what all have in common, [channels].
+    """Return centroids [channels, 16] after the rounds, and their squared error without the common part, [channels].
 
     Sorted values need only the cuts between neighbours; sums over a stretch are differences of running sums.
     """

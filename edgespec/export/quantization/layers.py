@@ -25,7 +25,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def xielu(x: Array, numbers: Array) -> Array:  # numbers [3]: see settings.ACTIVATIONS
-    """Compute what apertus calls xIELU."""
+    """Compute xIELU of Apertus."""
     above, below, slope = numbers
     low = np.minimum(x, 0)
     return above * np.square(relu(x)) + below * (np.expm1(low) - low) + slope * x
@@ -61,7 +61,7 @@ def gated_delta(
     heads: DeltaHeads,
     times: float = 1.0,
 ) -> Array:  # [B, T, value heads, value_dim]
-    """Compute what the states of a gated delta rule (arXiv 2412.06464) give, one token after the other.
+    """Compute the outputs of a gated delta rule (arXiv 2412.06464), one token after the other.
 
     S = decay S + k (beta (v - decay S^T k))^T, then S^T q; decay = exp(-rate ln(1 + exp(a + bias))), beta =
     times sigmoid(b); q and k have length 1, q over the root of its size.
@@ -87,7 +87,7 @@ def state_space(
     skip: Array,  # [value heads]
     heads: DeltaHeads,
 ) -> Array:  # [B, T, value heads, value_dim]
-    """Compute what a state space (arXiv 2405.21060) gives, one token after the other.
+    """Compute the outputs of a state space (arXiv 2405.21060), one token after the other.
 
     S = decay S + k (step v)^T, then S^T q + skip v; step = ln(1 + exp(a + bias)), decay = exp(-rate step).
     """

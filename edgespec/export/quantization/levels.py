@@ -28,7 +28,7 @@ EMBEDDING_LEVELS = 127  # rows that are only looked up cannot saturate anything
 
 
 def half(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round ``scales`` [...] to float16, as float32; what would overflow becomes the largest finite one.
+    """Round ``scales`` [...] to float16, as float32; overflow becomes the largest finite value.
 
     Scales below half of float16's smallest subnormal (6e-8) become 0: the weights of such a block are zeros.
     """
@@ -54,7 +54,7 @@ def round_levels(
     scales: NDArray[np.float32],  # [n, blocks]
     bits: int,
 ) -> NDArray[np.uint8]:  # [n, blocks, size]
-    """Find the level nearest to every weight, zero point added."""
+    """Return the level nearest to every weight, zero point added."""
     zero = 1 << (bits - 1)
     levels = np.rint(blocks * reciprocal(scales)[..., None])
     levels += zero
@@ -83,7 +83,7 @@ def dequantize_block(
     k: int,
     bits: int,
 ) -> NDArray[np.float32]:  # [n, k]
-    """Compute the float32 weights that a block-quantized matrix stands for."""
+    """Compute the float32 weights of a block-quantized matrix."""
     values = (levels.astype(np.float32) - np.float32(1 << (bits - 1))) * scales[..., None]
     return values.reshape(len(levels), -1)[:, :k]
 
@@ -103,7 +103,7 @@ def dequantize_channel(
     levels: NDArray[np.int8],  # [n, k]
     scales: NDArray[np.float32],  # [n]
 ) -> NDArray[np.float32]:  # [n, k]
-    """Compute the float32 weights that a channel-quantized matrix stands for."""
+    """Compute the float32 weights of a channel-quantized matrix."""
     return levels.astype(np.float32) * scales[:, None]
 
 

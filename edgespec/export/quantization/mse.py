@@ -1,4 +1,4 @@
-"""Scales that minimise the squared error of each block, optionally weighted by the importance of its channels."""
+"""Find scales that minimize the squared error of each block, optionally weighted by channel importance."""
 
 from __future__ import annotations
 

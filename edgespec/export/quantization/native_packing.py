@@ -1,4 +1,4 @@
-"""Packs rows of a GGUF file's blocks for native operators, and gives them back as float32 (native/pack.cpp)."""
+"""Pack rows of a GGUF file's blocks for native operators, and convert them back to float32 (native/pack.cpp)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rows(Protocol):
 
 @cache
 def lacks_packing() -> str:
-    """Say why rows of a file cannot be packed here; "" = they can."""
+    """Explain why rows of a file cannot be packed here; "" = they can."""
     library = native_library()
     if library.path is None:
         return library.reason
@@ -68,14 +68,14 @@ def pack_rows(packed: Packed, parts: Sequence[Rows]) -> Iterator[tuple[NDArray[n
 
 
 def _some(rows: NDArray[np.int64]) -> slice | NDArray[np.int64]:
-    """Give rows one after the other as a slice, which is not copied."""
+    """Return consecutive rows as a slice, which is not copied."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows
 
 
 def _padded(packed: Packed) -> NDArray[np.int64]:
-    """Which row each row of the tiles is, -1 for padding."""
+    """Return the row of each row of the tiles, -1 for padding."""
     size = packed.head_dim or packed.n
     padded = -(-size // TILE) * TILE
     order = np.full((packed.n // size, padded), -1, np.int64)
@@ -103,7 +103,7 @@ def _pack(
 def unpack_rows(
     packed: Packed, data: NDArray[np.uint8], low: NDArray[np.uint8] | None, rows: slice
 ) -> NDArray[np.float32]:  # [rows, k]
-    """Give packed rows, padding included, as float32.
+    """Convert packed rows, padding included, to float32.
 
     Raises:
         BundleError: no native operators.

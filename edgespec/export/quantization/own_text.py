@@ -26,7 +26,7 @@ def write_own_text(
     longest: int = LENGTH,
     attend: Callable[[Sequence[NativeSlot], int], None] | None = None,
 ) -> NDArray[np.int64]:  # [count, T]
-    """Let a model write sequences at temperature 1, as in LLM-QAT (arXiv 2305.17888).
+    """Let a model generate sequences at temperature 1, as in LLM-QAT (arXiv 2305.17888).
 
     Args:
         slot: any slot of the model; native operators generate ``TOGETHER`` sequences in a pass.

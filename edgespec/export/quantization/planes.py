@@ -23,7 +23,7 @@ MOST = np.float32(1.4)  # times the least error, of any block: what is exact sta
 
 
 def drafted(levels: Array) -> Array:  # [...] signed -> [...]
-    """Compute what a draft takes for levels, by their upper four bits."""
+    """Compute a draft's values of levels, from their upper four bits."""
     return np.floor(levels / STEP) * STEP + MIDDLE
 
 

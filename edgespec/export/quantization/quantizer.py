@@ -1,4 +1,4 @@
-"""Quantizers of block formats: how levels and scales are chosen, and where a format takes its levels from."""
+"""Quantizers of block formats: how they choose levels and scales, and the source of a format's levels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Quantizer:
 
 
 class DirectLevels:
-    """Where a format takes the levels of a matrix from: quantizes when asked, without knowing the inputs.
+    """The source of a matrix's levels for a format: quantizes when asked, without knowing the inputs.
 
     Attributes:
         quantizer_name: what chose them.

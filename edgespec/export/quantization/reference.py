@@ -63,7 +63,7 @@ class NumpyOps(Pass[Array]):
         self._memory: dict[int, tuple[Array, Array]] = {}  # by layer, [B, kv_heads, S, head_dim] both
 
     def turn_by(self, positions: NDArray[np.int64]) -> None:
-        """Turn heads by three positions of each row, [3, T], where rotations have axes."""
+        """Rotate heads by three positions of each row, [3, T], where rotations have axes."""
         for name, rotary in self.arch.rotaries.items():
             if rotary.axes:
                 at = positions[list(rotary.axes)].T  # [T, dims / 2]
@@ -89,7 +89,7 @@ class NumpyOps(Pass[Array]):
         return self.attention(q, None, None, rule)
 
     def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
-        """Attend; without k and v over what another layer left."""
+        """Attend; without k and v over those of another layer."""
         facts = self.arch.facts
         q = self._placed_heads(self._heads(q, facts.heads), rule.q_norm, rule)
         if k is None or v is None:
@@ -314,7 +314,7 @@ class SequenceOps(NumpyOps):
 
 
 def split_sources(sources: NDArray[np.int64] | Array) -> tuple[NDArray[np.int64], Array | None]:
-    """Return what ``SequenceOps`` of an encoder takes as sequences and as floats.
+    """Return the sequences and the floats for an encoder's ``SequenceOps``.
 
     Args:
         sources: int64 [S, R], token ids, or float32 [S, R, columns].
@@ -343,7 +343,7 @@ def reference_logits(
 def reference_rows(
     encoder: Architecture, given: Sequence[int] | Array, places: NDArray[np.int64] | None = None
 ) -> Array:  # [1, S, width]
-    """Compute what an encoder gives, in float32, from token ids or from float rows [S, columns].
+    """Compute an encoder's output, in float32, from token ids or from float rows [S, columns].
 
     Args:
         places: [2, S], line and column of each row, of a tower that turns heads by them.

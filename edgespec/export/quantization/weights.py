@@ -1,4 +1,4 @@
-"""How the matrices of a model are to be stored: format, quantizer, and the LM head's own format."""
+"""Choose how the matrices of a model are stored: format, quantizer, and the LM head's own format."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WeightChoice:
         return self.format in FOUR_BITS
 
     def blocks(self, arch: Architecture) -> Callable[[str], Blocks]:
-        """Make a function that says what a matrix becomes, by its name."""
+        """Make a function from a matrix's name to its block format."""
 
         def blocks(name: str) -> Blocks:
             if name in self.fine:

@@ -1,1 +1,1 @@
-"""Tokenizers of every kind as a tokenizer.json."""
+"""Convert tokenizers of every kind to a tokenizer.json."""

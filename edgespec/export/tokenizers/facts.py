@@ -1,4 +1,4 @@
-"""Tokenizer facts for the manifest, whether two models speak the same tokens, and a model's own sampling settings."""
+"""Read tokenizer facts and a model's sampling settings for the manifest, and compare two models' vocabularies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Described = dict[str, Any]
 def tokenizer_json(
     model: Described, *, normalizer: Described | None, words: Described | None, decoder: Described
 ) -> Described:
-    """Return a tokenizer without added tokens; ``words``: how text is cut before the model."""
+    """Return a tokenizer without added tokens; ``words``: how text is split before the model."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -38,7 +38,7 @@ def tokenizer_json(
 
 
 def bpe_model(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> Described:
-    """Return a BPE model; ``options``: what differs from a byte-level one."""
+    """Return a BPE model; ``options``: differences from a byte-level one."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -102,7 +102,7 @@ def begin_and_ends(folder: Path, config: Mapping[str, Any], codec: TextCodec | N
 
 
 def check_vocabulary(folder: Path, size: int, codec: TextCodec, eos: Sequence[int] = ()) -> None:
-    """Refuse a tokenizer that writes tokens which the model does not have; the model may have more (padding)."""
+    """Reject a tokenizer with tokens that the model does not have; the model may have more (padding)."""
     beyond = [(number, token) for token, number in codec.tokenizer.get_vocab().items() if number >= size]
     if beyond:
         number, token = min(beyond)
@@ -118,7 +118,7 @@ def check_vocabulary(folder: Path, size: int, codec: TextCodec, eos: Sequence[in
 
 
 def check_sizes(target: ModelFacts, draft: ModelFacts) -> None:
-    """Refuse a draft whose vocabulary is too far from the target's in size."""
+    """Reject a draft whose vocabulary size differs too much from the target's."""
     if abs(target.vocab - draft.vocab) > PADDING:
         raise IncompatibleDraft(
             f"the draft's vocabulary has {draft.vocab} tokens, the target's {target.vocab}",
@@ -150,7 +150,7 @@ def check_same_vocabulary(target: ModelFacts, draft: ModelFacts, ours: TextCodec
 
 
 def read_if_sound(file: Path) -> dict[str, Any]:
-    """Read a JSON object; empty where it is missing or damaged: another file has the same facts."""
+    """Read a JSON object; empty if it is missing or damaged, because another file has the same facts."""
     try:
         return read_object(file, infinite=True)
     except BundleError:
@@ -163,7 +163,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def pooling_of(folder: Path) -> Pooling | None:
-    """Read how sentence-transformers makes embeddings of a model; None = it says nothing, or has another way."""
+    """Read the pooling of sentence-transformers for embeddings; None = it is missing or not supported."""
     given = read_if_sound(folder / "1_Pooling" / "config.json")
     means, lasts = given.get("pooling_mode_mean_tokens"), given.get("pooling_mode_lasttoken")
     others = [name for name, on in given.items() if name.startswith("pooling_mode_") and on]

@@ -1,4 +1,4 @@
-"""The tokenizer of a source model, whatever files it comes in."""
+"""Open the tokenizer of a source model, in any of its file formats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOCAB, MERGES = "vocab.json", "merges.txt"
 
 
 def open_codec(folder: Path) -> TextCodec:
-    """Open a model folder's tokenizer: tokenizer.json, or one made of other files.
+    """Open a model folder's tokenizer: tokenizer.json, or one converted from other files.
 
     Raises:
         BundleError: none of these, or a tokenizer.json that cannot be read.
@@ -38,13 +38,13 @@ def open_codec(folder: Path) -> TextCodec:
 
 
 def open_source_codec(folder: Path) -> TextCodec | None:
-    """Open the tokenizer of an encoder-decoder's sources; None = they have that of ``open_codec``."""
+    """Open the tokenizer of an encoder-decoder's sources; None = they use that of ``open_codec``."""
     described = convert_source(folder, read_object(folder / "tokenizer_config.json"))
     return None if described is None else TextCodec(folder, build(described, folder))
 
 
 def convert(folder: Path) -> Described | None:
-    """Return a tokenizer.json for a folder that has none; None where nothing is to be converted."""
+    """Return a tokenizer.json for a folder that has none; None = there are no files to convert."""
     if (folder / "tokenizer.json").is_file():
         return None
     config = read_object(folder / "tokenizer_config.json")
@@ -95,7 +95,7 @@ def _byte_level(folder: Path, config: dict[str, Any]) -> Described:
 
 
 def _surround(folder: Path, described: Described, config: dict[str, Any], own: dict[str, str | None]) -> None:
-    """BOS and EOS around a text, as the configuration says; sentencepiece models begin with BOS if it says nothing.
+    """Add BOS and EOS around texts as configured; sentencepiece models begin with BOS by default.
 
     Args:
         own: tokens that a sentencepiece model names; empty = it is none.

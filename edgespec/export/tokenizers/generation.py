@@ -31,7 +31,7 @@ OF_TEXTS = {
 
 
 def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read generation_config.json without nulls, or where there is none config.json, which older models write it into.
+    """Read generation_config.json without nulls; if it is missing, config.json, where older models have its values.
 
     Transformers falls back in the same way.
     """
@@ -40,7 +40,7 @@ def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoder_rules(folder: Path, config: Mapping[str, Any]) -> WritingRules | None:
-    """Read which tokens may come in a decoder's texts; None = any.
+    """Read the rules for allowed tokens in a decoder's texts; None = there are none.
 
     Raises:
         ExportError: rules that cannot be.
@@ -52,7 +52,7 @@ def decoder_rules(folder: Path, config: Mapping[str, Any]) -> WritingRules | Non
 def writing_rules(
     folder: Path, generation: Mapping[str, Any], names: Mapping[str, str] = OF_TOKENS | OF_TEXTS
 ) -> WritingRules:
-    """Read the rules; transformers' defaults where they say nothing.
+    """Read the rules, with transformers' defaults.
 
     Args:
         names: keys of generation_config.json, by the fields of the rules.

@@ -39,7 +39,7 @@ MBART50 = (
 
 
 def convert_renumbered(folder: Path, config: dict[str, Any]) -> Described | None:
-    """Return the tokenizer.json of the decoder's texts; None = this folder has none of these layouts.
+    """Return the tokenizer.json of the decoder's texts; None = this folder has a different layout.
 
     Args:
         folder: of the model.
@@ -62,7 +62,7 @@ def convert_renumbered(folder: Path, config: dict[str, Any]) -> Described | None
 
 
 def convert_source(folder: Path, config: dict[str, Any]) -> Described | None:
-    """Return the tokenizer.json of sources where they have another tokenizer than the decoder's texts; None = not."""
+    """Return the tokenizer.json of sources; None = they use the tokenizer of the decoder's texts."""
     first, second = (folder / name for name in PAIR)
     if not (first.is_file() and second.is_file()):
         return None
@@ -112,7 +112,7 @@ def _fairseq(folder: Path, config: dict[str, Any], name: str) -> Described:
 
 
 def _named_languages(config: dict[str, Any]) -> list[str]:
-    """Languages that tokenizer_config.json lists as special tokens, in their order."""
+    """Return the languages that tokenizer_config.json lists as special tokens, in their order."""
     listed = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     names = [item.get("content") if isinstance(item, dict) else item for item in listed]
     return [name for name in names if isinstance(name, str) and name != "<mask>"]

@@ -21,7 +21,7 @@ AGAIN = "download it again"
 
 
 def describe_tekken(file: Path) -> Described:
-    """tokenizer.json of a tekken.json, whose texts begin with BOS.
+    """Make the tokenizer.json of a tekken.json, whose texts begin with BOS.
 
     Raises:
         ExportError: not what such a file has.

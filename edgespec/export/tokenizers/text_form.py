@@ -23,7 +23,7 @@ _FIRST = (">>", "<2")  # prefixes of tokens that come before the source and name
 
 
 def text_form(folder: Path, config: Mapping[str, Any], codec: TextCodec, sources: TextCodec | None = None) -> TextForm:
-    """Read what an encoder-decoder's tokenizer and configuration say of its texts.
+    """Read the form of texts from an encoder-decoder's tokenizer and configuration.
 
     Args:
         folder: the model's.
@@ -89,7 +89,7 @@ def surroundings(form: TextForm, codec: TextCodec) -> tuple[list[int], tuple[lis
 
 
 def _language_tokens(codec: TextCodec) -> dict[str, int]:
-    """Tokens that name a language, with their ids; of forms with a bare code only special ones are."""
+    """Return the tokens that name a language, with their ids; bare codes only if they are special tokens."""
     special = {token.content for token in codec.tokenizer.get_added_tokens_decoder().values() if token.special}
     vocab = codec.tokenizer.get_vocab(with_added_tokens=True)
     found = {token: number for token, number in vocab.items() if _LANGUAGE.match(token)}
@@ -98,7 +98,7 @@ def _language_tokens(codec: TextCodec) -> dict[str, int]:
 
 
 def _source(codec: TextCodec, by_id: Mapping[int, str]) -> list[int | Place]:
-    """Read off what the tokenizer puts around a text; a language there is the source's."""
+    """Find the tokens that the tokenizer puts around a text; a language there is the source's."""
     whole, bare = codec.encode("a"), codec.encode("a", special=False)
     starts = [at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare]
     begin = starts[0] if starts else 0

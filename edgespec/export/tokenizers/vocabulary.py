@@ -36,7 +36,7 @@ def describe_byte_level(
     prefix: bool = False,
     ignore_merges: bool = False,
 ) -> Described:
-    """tokenizer.json, without added tokens and BOS.
+    """Make a tokenizer.json, without added tokens and BOS.
 
     Args:
         merges: pairs of tokens, in the order of their ranks.
@@ -61,7 +61,7 @@ def describe_byte_level(
 
 
 def read_byte_level(folder: Path, config: dict[str, Any], model_type: str | None) -> Described:
-    """tokenizer.json, without added tokens and BOS, of a folder with vocab.json and merges.txt.
+    """Make a tokenizer.json, without added tokens and BOS, from vocab.json and merges.txt in a folder.
 
     Args:
         config: its tokenizer_config.json; ``tokenizer_class`` says how text is cut into words.
@@ -93,7 +93,7 @@ def read_vocab(file: Path) -> dict[str, int]:
 
 
 def _read_merges(file: Path) -> list[list[str]]:
-    """Split a pair a line; the first line may be a comment with the version."""
+    """Split one pair per line; the first line may be a comment with the version."""
     try:
         lines = file.read_text("utf-8").split("\n")
     except ValueError as error:
@@ -144,7 +144,7 @@ def added_tokens(
 
 
 def explicit_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
-    """Return added tokens that added_tokens.json or added_tokens_decoder give an id."""
+    """Return added tokens whose ids are in added_tokens.json or added_tokens_decoder."""
     found: dict[int, AddedToken] = {}
     for text, number in read_object(folder / "added_tokens.json").items():
         found[_id(number, text, folder)] = AddedToken(text, special=False)
@@ -180,7 +180,7 @@ def place(described: Described, added: dict[int, AddedToken]) -> None:
 
 
 def vocabulary(described: Described) -> dict[str, int]:
-    """Token -> id of the model in a tokenizer.json."""
+    """Return the vocabulary of a tokenizer.json: token -> id."""
     vocab = described["model"]["vocab"]
     return vocab if isinstance(vocab, dict) else {item[0]: number for number, item in enumerate(vocab)}
 
@@ -209,7 +209,7 @@ def surround(described: Described, before: str | None, *after: str | None) -> No
 
 
 def _place_in_map(vocab: dict[str, int], number: int, text: str) -> set[str]:
-    """Give a token its id; returns the tokens that gave way."""
+    """Give a token its id; return the tokens that it displaced."""
     if vocab.get(text) == number:
         return set()
     gone = {name for name, at in vocab.items() if at == number}
@@ -229,7 +229,7 @@ def _place_in_list(vocab: list[list[Any]], number: int, text: str) -> None:
 
 
 def _named(folder: Path, config: dict[str, Any]) -> dict[str, bool]:
-    """Names of tokens that have a part to play -> whether it is one that needs an id; in the files' order."""
+    """Return the names of tokens with a role -> whether the role needs an id; in the files' order."""
     other = read_object(folder / SPECIAL_TOKENS_FILE)
     found = {special_name(config, other, key): key in ("bos_token", "eos_token") for key in reversed(NAMED)}
     for source in (config, other):

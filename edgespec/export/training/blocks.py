@@ -97,7 +97,7 @@ class Blocks(HiddenStateLearner):
             yield self.scored(rows[:, :, step], before).float(), wanted, anchors + step + 1 < lengths[:, None]
 
     def scored(self, rows: Tensor, before: Tensor) -> Tensor:
-        """Logits [..., vocab] of rows [..., hidden] of guesses after tokens ``before`` [...]."""
+        """Compute logits [..., vocab] of rows [..., hidden] of draft tokens after tokens ``before`` [...]."""
         head = self.target.lm_head
         logits = F.linear(rows.to(head.dtype), head).float()
         if not self.anchor:
@@ -105,7 +105,7 @@ class Blocks(HiddenStateLearner):
         return logits + F.linear(self._at("markov_head.markov_w1")[before], self._at("markov_head.markov_w2"))
 
     def rows(self, states: Tensor, anchors: Tensor) -> Tensor:
-        """Rows that guess, [B, N, K, hidden], of blocks that begin at tokens ``anchors`` [B, N]."""
+        """Compute the drafting rows, [B, N, K, hidden], of blocks that begin at tokens ``anchors`` [B, N]."""
         embedded, taps = states[0].float(), torch.cat(list(states[1:-1]), -1).float()
         count, size, device = anchors.shape[1], self.block, anchors.device
         context = self._norm(F.linear(taps, self._at("fc")), "hidden_norm")  # [B, T, H]
@@ -158,7 +158,7 @@ class Blocks(HiddenStateLearner):
         return found | ({"confidence_head.proj.bias": self.sure_bias} if self.anchor else {})
 
     def described(self) -> dict[str, Any]:
-        """Its configuration, as config.json of DeepSpec's DSpark and of DFlash has it, which SGLang reads."""
+        """Return its config.json as DeepSpec's DSpark and DFlash have it, which SGLang reads."""
         said: dict[str, Any] = {"mask_token_id": self.mask, "target_layer_ids": [at - 1 for at in self.tapped]}
         own: dict[str, Any] = {"architectures": ["DFlashDraftModel"], "dflash_config": said}
         if self.anchor:
@@ -171,7 +171,7 @@ class Blocks(HiddenStateLearner):
         return own | super().described() | more
 
     def _anchors(self, lengths: Tensor) -> Tensor:
-        """Draw where blocks begin, [B, N]; other places at every step, and the same after an interruption."""
+        """Choose random beginnings of blocks, [B, N]; different at every step, and the same after an interruption."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.drawn))
         self.drawn += 1
         count = max(1, int(SHARE * int(lengths.max()) / self.block))

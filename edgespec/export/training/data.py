@@ -20,7 +20,7 @@ SEED_TOKENS = 4  # from a random place of a text, if there is no BOS
 
 @dataclass(frozen=True)
 class Order:
-    """Texts to be written."""
+    """A batch of texts to generate."""
 
     name: str  # of the batch; also what its random numbers depend on
     count: int  # texts

@@ -65,14 +65,14 @@ class Draft(Learner):
         yield self.logits(tokens)[:, :-1], tokens[:, 1:], valid
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """float32 logits [B, T, vocab] of tokens [B, T]."""
+        """Compute float32 logits [B, T, vocab] of tokens [B, T]."""
         return self.model(input_ids=tokens, use_cache=False).logits.float()
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.model.state_dict().items() if name != "lm_head.weight"}
 
     def described(self) -> dict[str, Any]:
-        """Its configuration, as config.json has it."""
+        """Return its config.json."""
         config = self.model.config.to_dict()
         return {**config, "architectures": ["LlamaForCausalLM"], "dtype": "float16"}
 
@@ -101,7 +101,7 @@ def draft_config(target: Target, shape: DraftShape) -> LlamaConfig:
 
 @torch.no_grad()
 def _start_from(model: Any, target: Target) -> None:
-    """Give a fresh model what it can use of the target."""
+    """Initialize a new model from the target's weights where possible."""
     arch, theirs = target.source.arch, target.source.arch.tensors  # by Llama's names, for every model
     embedding = target.model.get_input_embeddings().weight.detach().float().cpu()
     for name, ours in model.named_parameters():
@@ -187,7 +187,7 @@ class Eagle(HiddenStateLearner, Chain):
         return attention | mlp | {f"{layer}.{theirs}.weight": n[ours] for theirs, ours in norms.items()} | around
 
     def described(self) -> dict[str, Any]:
-        """Its configuration, as config.json of published drafters has it."""
+        """Return its config.json as published drafters have it."""
         own = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
                "intermediate_size": self.inner, "draft_vocab_size": self.target.facts.vocab,
                "eagle_aux_hidden_state_layer_ids": list(self.tapped)}  # fmt: skip

@@ -31,7 +31,7 @@ MARKOV = ("markov_rank", "markov_head_type", "enable_confidence_head", "confiden
 
 
 def laid_out(options: TrainOptions, tensors: Tensors, config: Config, source: Source) -> tuple[Tensors, Config]:
-    """Return what was trained, float16 by our names, in the layout that was asked for."""
+    """Return the trained tensors, float16 by our names, in the requested layout."""
     write = WRITERS.get((options.method, options.layout))
     return write(tensors, config, source, options.model) if write else (tensors, config)
 
@@ -85,7 +85,7 @@ def _medusa(tensors: Tensors, config: Config, source: Source, model: str) -> tup
 def _speculators(
     kind: str, architecture: str, said: Config, config: Config, source: Source, model: str, tokens: int
 ) -> Config:
-    """Make a configuration of speculators: ``said`` of the drafter, and the layer's."""
+    """Make a configuration of speculators: ``said`` about the drafter, and the layer's."""
     layer = {key: config[key] for key in LAYER if key in config}
     rope = {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)}
     return {

@@ -50,18 +50,18 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each head: logits [B, T', vocab], what should have been guessed [B, T'], and where that counts [B, T'].
+        """Return for each head: logits [B, T', vocab], the right tokens [B, T'], and where they count [B, T'].
 
         Row t of a head belongs to position t of the tokens.
         """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is saved, by the names of ``export.drafters.heads``."""
+        """Return the tensors to save, by the names of ``export.drafters.heads``."""
 
     @abstractmethod
     def described(self) -> dict[str, Any]:
-        """Fields of ``HeadsFile`` that depend on the method."""
+        """Return the fields of ``HeadsFile`` that depend on the method."""
 
     def losses(self, rows: Tensor, logits: Logits, wanted: Tensor) -> Tensor:
         """Compute the loss of each row, [n].
@@ -78,18 +78,18 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
 
     @property
     def of_text(self) -> bool:
-        """Whether the text says what is right, not the target's distribution."""
+        """Whether the text is the training target, not the target's distribution."""
         return self.loss in OF_TEXT
 
 
 class Chain(Learner):
-    """A drafter that guesses token after token, trained ``steps`` deep over whole texts."""
+    """A drafter that drafts token after token, trained ``steps`` deep over whole texts."""
 
     steps: int
 
     @abstractmethod
     def rows(self, states: Tensor) -> Iterator[Tensor]:
-        """For each step the rows [B, N, hidden] that the LM head multiplies: row i guesses token i + 2 + step."""
+        """Return for each step the rows [B, N, hidden] that the LM head multiplies: row i drafts token i + 2 + step."""
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logits [..., vocab] of rows [..., hidden]; the LM head is the target's."""
@@ -115,7 +115,7 @@ class Chain(Learner):
 
 
 class HiddenStateLearner(Learner):
-    """A drafter with layers of the target's sizes over what is tapped of its residual stream.
+    """A drafter with layers of the target's sizes over the tapped states of its residual stream.
 
     Attributes:
         tapped: after how many of the target's layers.
@@ -133,7 +133,7 @@ class HiddenStateLearner(Learner):
         return self.target.tapped(tokens, (0, *self.tapped))
 
     def matrix(self, rows: int, columns: int, spread: float = 0.6) -> nn.Parameter:
-        """Draw a matrix, of numbers of ``spread`` over the root of its inputs."""
+        """Make a random matrix of numbers of ``spread`` over the root of its inputs."""
         drawn = torch.randn(rows, columns, generator=self.generator) * spread * columns**-0.5
         return nn.Parameter(drawn.to(self.target.device))
 
@@ -142,14 +142,14 @@ class HiddenStateLearner(Learner):
         return nn.Parameter(torch.ones(size, device=self.target.device))
 
     def turned(self, x: Tensor, places: Tensor) -> Tensor:
-        """Turn heads [B, heads, N, dim] by rotary embeddings of positions [B, N] or [1, N]."""
+        """Rotate heads [B, heads, N, dim] by rotary embeddings of positions [B, N] or [1, N]."""
         half = x.shape[-1] // 2
         angles = places[..., None] * self.theta ** (-torch.arange(half, device=x.device) / half)  # [B, N, half]
         cos, sin = angles.cos().repeat(1, 1, 2)[:, None], angles.sin().repeat(1, 1, 2)[:, None]
         return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
     def described(self) -> dict[str, Any]:
-        """Sizes, as config.json of published drafters has them."""
+        """Return the sizes, as config.json of published drafters has them."""
         facts = self.target.facts
         return {
             "hidden_size": facts.hidden,
@@ -168,13 +168,13 @@ class HiddenStateLearner(Learner):
 
 
 class LastHidden(Learner):
-    """Heads that guess tokens t + 2, t + 3, ... from the hidden state at t."""
+    """Heads that draft tokens t + 2, t + 3, ... from the hidden state at t."""
 
     count: int
 
     @abstractmethod
     def rows(self, hidden: Tensor) -> list[Tensor]:
-        """For each head the rows [..., hidden] that an LM head multiplies, of hidden states [..., hidden]."""
+        """Return for each head the rows [..., hidden] that an LM head multiplies, of hidden states [..., hidden]."""
 
     def logits(self, head: int, rows: Tensor) -> Tensor:
         """Logits [..., vocab] of a head's rows; the LM head is the target's."""

@@ -1,4 +1,4 @@
-"""The steps of a training, the same with one process or several."""
+"""Run the steps of a training, the same with one process or several."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def total_steps(options: TrainOptions, windows: int) -> int:
 
 
 def rate_at(step: int, steps: int, warmup: float) -> float:
-    """Share of the peak rate at a step (from 0): linear rise, then half a cosine."""
+    """Return the share of the peak rate at a step (from 0): linear rise, then half a cosine."""
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
@@ -95,7 +95,7 @@ def run_steps(
 
 
 def resumed(learner: Learner, peak: float, accelerator: Any, state: TrainingState) -> tuple[Any, History, Any]:
-    """Put a learner where its last checkpoint was -> its optimizer, what it has seen, and the checkpoint, or {}."""
+    """Restore a learner from its last checkpoint -> its optimizer, its history, and the checkpoint, or {}."""
     optimizer = torch.optim.AdamW(learner.parameters(), lr=peak, betas=BETAS, weight_decay=0.0)
     found = shared(accelerator, state.checkpoint() if accelerator.is_main_process else None)
     if not found:
@@ -108,7 +108,7 @@ def resumed(learner: Learner, peak: float, accelerator: Any, state: TrainingStat
 def keep(
     state: TrainingState, accelerator: Any, learner: Learner, optimizer: Any, history: History, **more: object
 ) -> None:
-    """Write a checkpoint; ``more``: of how far it is."""
+    """Write a checkpoint; ``more``: of its progress."""
     if accelerator.is_main_process:
         trained = {"learner": learner.state_dict(), "optimizer": optimizer.state_dict()}
         state.keep_checkpoint({**trained, "losses": history.losses, "accuracy": history.accuracy, **more})
@@ -116,7 +116,7 @@ def keep(
 
 
 class Batches:
-    """This process's part of every batch, with what the target makes of it.
+    """This process's part of every batch, with the target's states.
 
     Where windows are read ``again``, states that fit into ``CACHE_BYTES`` are computed once, in an order that an
     interruption does not change.
@@ -136,7 +136,7 @@ class Batches:
                 self.known[:, number * TOGETHER : (number + 1) * TOGETHER] = self._states(part)
 
     def of(self, step: int) -> tuple[Any, Any, Any]:
-        """Tokens [B, T], lengths [B] and states [S, B, T, hidden] of a step."""
+        """Return tokens [B, T], lengths [B] and states [S, B, T, hidden] of a step."""
         rows = batch_rows(len(self.windows), self.options.rows, step, self.options.seed)
         rows = rows[self.accelerator.process_index :: self.accelerator.num_processes]
         batch, device = self.windows.take(rows), self.accelerator.device

@@ -25,7 +25,7 @@ SPREAD = 0.2  # the joining matrix begins as the hidden state plus random number
 
 
 class Mtp(Chain):
-    """The layer, and what joins a token and a hidden state before it."""
+    """The layer, and the matrix before it that joins a token and a hidden state."""
 
     def __init__(self, target: Target, options: TrainOptions) -> None:
         super().__init__(target, options)
@@ -93,7 +93,7 @@ class Mtp(Chain):
         return around | {f"{at}{name}": value for name, value in self.layer.state_dict().items()}
 
     def described(self) -> dict[str, Any]:
-        """Its configuration: the model's, for one layer."""
+        """Return its configuration: the model's, for one layer."""
         said: dict[str, Any] = self.target.model.config.get_text_config().to_dict()
         one = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "dtype": "float16",
                "tie_word_embeddings": False, "architectures": None}  # fmt: skip

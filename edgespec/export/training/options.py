@@ -1,4 +1,4 @@
-"""What ``edgespec train`` is asked for: every option with its default, and which of them shape the result."""
+"""Options of ``edgespec train``, with their defaults, and the ones that shape the result."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class TrainOptions:
 
     @property
     def own_texts(self) -> int:
-        """Texts that the target writes, besides held-out ones."""
+        """Number of texts that the target generates, without held-out ones."""
         if self.self_distill or self.data:
             return self.self_distill
         return BEGUN if self.ends_itself else OWN_TEXTS
@@ -177,7 +177,7 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
 
 
 def check_options(options: TrainOptions) -> None:
-    """Refuse what cannot be trained, before anything is loaded."""
+    """Reject invalid options before anything is loaded."""
     whole = ("heads", "draft_layers", "held_out", "new_tokens", "save_every")
     optional = (
         "hidden_size",
@@ -210,7 +210,7 @@ def check_options(options: TrainOptions) -> None:
 
 
 def _check_kinds(options: TrainOptions) -> None:
-    """Refuse a loss or a layout that is for other methods."""
+    """Reject a loss or a layout of other methods."""
     if options.loss == "d-pace" and options.method not in DRAFTERS:
         raise TrainingError(f"--loss d-pace is for {' and '.join(DRAFTERS)}, not for {options.method}")
     if options.layout and options.layout not in (known := LAYOUTS.get(options.method, ())):
@@ -219,7 +219,7 @@ def _check_kinds(options: TrainOptions) -> None:
 
 
 def window_length(options: TrainOptions, facts: ModelFacts) -> int:
-    """Tokens of a window."""
+    """Return the number of tokens of a window."""
     length = options.length or min(256, facts.context)
     least = options.heads + 4
     if not least <= length <= facts.context:
@@ -231,7 +231,7 @@ def window_length(options: TrainOptions, facts: ModelFacts) -> int:
 
 
 def choose_exits(wanted: Sequence[int], layers: int) -> tuple[int, ...]:
-    """After how many layers the exits are, ascending."""
+    """Choose after how many layers the exits are, ascending."""
     if layers < 2:
         raise TrainingError(f"early exits need a model of two layers or more, this one has {layers}")
     exits = tuple(sorted(set(wanted or (round(layers * share / 4) for share in (1, 2, 3)))))
@@ -284,7 +284,7 @@ def draft_shape(options: TrainOptions, facts: ModelFacts) -> DraftShape:
 
 
 def learning_rate(options: TrainOptions, hidden: int) -> float:
-    """Return the peak of the rate: as given, or the method's; the wider what is trained, the smaller the steps."""
+    """Return the peak learning rate: as given, or the method's, which falls with the width of the learner."""
     return options.lr or RATES[options.method] * math.sqrt(64 / max(64, hidden))
 
 
@@ -293,7 +293,7 @@ def _up(size: float) -> int:
 
 
 def _heads(hidden: int, head_dim: int) -> int:
-    """As many heads of about ``head_dim`` as divide the width into sizes that attention takes, multiples of 8."""
+    """Choose about width / ``head_dim`` heads, with sizes that attention supports, multiples of 8."""
     most = max(1, hidden // head_dim)
     fitting = [number for number in range(1, most + 1) if hidden % (8 * number) == 0]
     return max(fitting, default=most)

@@ -24,7 +24,7 @@ HELD_SHARE = 0.1  # of that text, at its end
 
 @dataclass(frozen=True)
 class Reader:
-    """How an encoder-decoder reads."""
+    """The inputs of an encoder-decoder."""
 
     codec: TextCodec  # tokenizer of its sources
     begin: list[int]  # tokens that a generated text begins with

@@ -1,4 +1,4 @@
-"""The finished files of a training: heads or a draft, how good they are on held-out text, a picture."""
+"""Write the finished files of a training: heads or a draft, their held-out quality, a picture."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _batches(windows: Windows, target: Target) -> Iterator[tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def rank_shares(learner: Learner, windows: Windows, start: int = 1) -> list[list[float]]:
-    """[head][rank]: share of positions where the head's guess of that rank is right.
+    """Return [head][rank]: share of positions where the head's token of that rank is right.
 
     Args:
         start: given tokens: position ``start - 1`` is the first that is measured.
@@ -104,7 +104,7 @@ def joint_shares(learner: Learner, windows: Windows, start: int = 1) -> list[flo
 def draft_acceptance(
     logits_of: Callable[[Tensor], Tensor], target: Target, windows: Windows, start: int = 1
 ) -> dict[str, float]:
-    """How often a draft's guesses would be accepted, teacher-forced.
+    """Measure how often a draft's tokens would be accepted, teacher-forced.
 
     Args:
         logits_of: the draft's logits [B, T, vocab] of tokens [B, T].
@@ -132,7 +132,7 @@ Writers = dict[str, Callable[[Path], object]]  # name -> writes the file; the la
 
 
 def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], options: TrainOptions) -> Writers:
-    """Return what a finished training leaves in its folder.
+    """Return the files of a finished training.
 
     Args:
         report: ``training``, and ``ranks`` or ``acceptance``.
@@ -173,7 +173,7 @@ def _described(
     report: Mapping[str, Any],
     weights: str = "model.safetensors",
 ) -> Writers:
-    """Weights, how they were trained, and at last config.json."""
+    """Return writers for weights, for their report, and at last for config.json."""
     files: Writers = {weights: _safetensors(tensors)}
     about = {"schema_version": 1, **source.fingerprints, **report}
     files[DRAFT_REPORT] = _text(json.dumps(about, indent=1) + "\n")

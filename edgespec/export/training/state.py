@@ -79,7 +79,7 @@ class TrainingState:
         return False
 
     def _take(self) -> None:
-        """Make the folder, and keep other processes out of it as long as this one trains."""
+        """Make the folder, and lock it against other processes while this one trains."""
         try:
             self.output.mkdir(parents=True, exist_ok=True)
             if self._lock is None:
@@ -92,7 +92,7 @@ class TrainingState:
             raise self._unusable(error) from error
 
     def release(self) -> None:
-        """Let other processes in."""
+        """Unlock the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -113,7 +113,7 @@ class TrainingState:
     # -- texts -----------------------------------------------------------------------------------------------------
 
     def texts(self, name: str) -> Windows | None:
-        """Return a batch of texts by its name; None if it is not there."""
+        """Return a batch of texts by its name; None if it does not exist."""
         path = self.folder / TEXTS / f"{name}.npz"
         if not path.is_file():
             return None
@@ -157,7 +157,7 @@ class TrainingState:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def finish(self, files: Mapping[str, Callable[[Path], object]]) -> None:
-        """Write the finished files and forget the training.
+        """Write the finished files and remove the training's state.
 
         Args:
             files: name -> how it is written; the last one says that the others are there, and is removed first.

@@ -1,4 +1,4 @@
-"""The frozen model that heads and drafts are trained for, through transformers."""
+"""The frozen model that heads and drafts are trained against, through transformers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Target:
 
     @torch.no_grad()
     def attend(self, sources: NDArray[np.int64] | None) -> None:
-        """Let an encoder-decoder read sources [B, S], -1 after their ends: the next tokens [B, T] are about them."""
+        """Let an encoder-decoder attend over sources [B, S], -1 after their ends, for the next tokens [B, T]."""
         if sources is None:
             return
         ids = torch.from_numpy(sources).to(self.device)
@@ -123,7 +123,7 @@ class Target:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Hidden states after the final norm, [B, T, hidden], of tokens [B, T]."""
+        """Compute hidden states after the final norm, [B, T, hidden], of tokens [B, T]."""
         return self.stack(input_ids=tokens, use_cache=False, **self._memory).last_hidden_state
 
     @torch.no_grad()
@@ -134,7 +134,7 @@ class Target:
 
     @torch.no_grad()
     def exits(self, tokens: Tensor, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """``hidden``, and for each exit the final norm of the residual stream after that layer, [B, T, hidden]."""
+        """Compute ``hidden``, and the final norm of the residual stream after each exit's layers, [B, T, hidden]."""
         output = self.model.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         return output.last_hidden_state, [self.norm(output.hidden_states[at]) for at in layers]
 
@@ -155,5 +155,5 @@ class Target:
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 logits [..., vocab] of hidden states [..., hidden]."""
+        """Compute float32 logits [..., vocab] of hidden states [..., hidden]."""
         return self.scored(hidden).float()

@@ -1,4 +1,4 @@
-"""A training from beginning to end: model, texts, steps, measurement, files."""
+"""Run a training from beginning to end: model, texts, steps, measurement, files."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Trainer:
         windows: int,
         more: dict[str, Any] | None = None,
     ) -> Trained:
-        """Measure and write what was trained; ``more``: of the report."""
+        """Measure and write the trained parameters; ``more``: of the report."""
         found = self._measured(learner, held, history, windows)
         found["training"] |= more or {}
         if self.accelerator.is_main_process:
@@ -188,7 +188,7 @@ class Trainer:
     # -- texts -----------------------------------------------------------------------------------------------------
 
     def _windows(self, target: Target) -> tuple[Windows, dict[str, Windows]]:
-        """Return what is trained on, and held-out text by kind."""
+        """Return training text, and held-out text by kind."""
         options = self.options
         if self.source.reader is not None:
             return self._pairs(target, self.source.reader)
@@ -216,7 +216,7 @@ class Trainer:
         return windows, held
 
     def _pairs(self, target: Target, reader: Reader) -> tuple[Windows, dict[str, Windows]]:
-        """Return what an encoder-decoder writes: about sources to train on, and about others."""
+        """Return an encoder-decoder's texts: about sources to train on, and about others."""
         options = self.options
         read, other = reader.sources(self.texts, options.own_texts, options.held_out, options.seed)
         count, drawn = len(read), round(len(read) * (1 - options.greedy_fraction))
@@ -231,14 +231,14 @@ class Trainer:
         return self._written(target, asked, "texts"), held
 
     def _own(self, target: Target, asked: list[Order], held: dict[str, Windows]) -> Windows:
-        """Texts of the target but the held-out ones."""
+        """Generate the target's texts, without held-out ones."""
         own = self._written(target, asked, "texts")
         for texts in (held["sampled"], held["greedy"]):
             own = without(own, texts, min(DRAWN, self.length, self.measured))
         return own
 
     def _written(self, target: Target, asked: list[Order], what: str) -> Windows:
-        """Texts of the target, from the state or written now; every process writes a part of them or all."""
+        """Return texts of the target, stored or generated now; every process generates a part of them or all."""
         accelerator, known = self.accelerator, {}
         writers = 1 if target.sharded else accelerator.num_processes
         if accelerator.is_main_process:
@@ -263,7 +263,7 @@ class Trainer:
         return Windows.joined(known[order.name] for order in asked)
 
     def _greedy(self, target: Target, sampled: Windows, prompt: int) -> Windows:
-        """Greedy continuations of held-out prompts."""
+        """Generate greedy continuations of held-out prompts."""
         texts = None
         if self.accelerator.is_main_process:
             texts = self.state.texts("held-greedy")
@@ -277,7 +277,7 @@ class Trainer:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def _measured(self, learner: Learner, held: dict[str, Windows], history: History, windows: int) -> dict[str, Any]:
-        """Accuracy of what is saved, on held-out text of every kind, and how it was trained."""
+        """Measure the saved parameters on held-out text of every kind, and report how they were trained."""
         self.report("measure", 0, 1, "held-out accuracy")
         _round(learner)
         starts = {"text": 1}
@@ -334,7 +334,7 @@ class _Pool:
         return len(more)
 
     def grow(self, most: float) -> int:
-        """Write as many texts as there are, at least ``FIRST_TEXTS``, or for about ``most`` seconds -> how many."""
+        """Generate as many texts as there are, at least ``FIRST_TEXTS``, or for about ``most`` seconds -> how many."""
         wrote, wanted, start = 0, max(len(self.windows), FIRST_TEXTS), time.monotonic()
         while wrote < wanted:
             wrote += self._add()
@@ -346,7 +346,7 @@ class _Pool:
 
 @torch.no_grad()
 def _round(learner: Learner) -> None:
-    """Give the parameters the values that float16 files hold."""
+    """Round the parameters to float16, as their files are."""
     for value in learner.parameters():
         value.copy_(value.half().float())
 

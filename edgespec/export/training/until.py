@@ -38,13 +38,13 @@ class TrainingCorpus(Protocol):
     seconds: float  # that writing has taken
 
     def grow(self, most: float) -> int:
-        """Write more texts, for about ``most`` seconds -> how many."""
+        """Generate more texts, for about ``most`` seconds -> how many."""
         ...
 
 
 @dataclass
 class TrainingProgress:
-    """How a training went."""
+    """Progress of a training."""
 
     seconds: float = 0.0  # since it began, over all its parts
     # (seconds, tokens per round on held-out text) of every evaluation
@@ -57,7 +57,7 @@ class TrainingProgress:
         return max((tokens for _, tokens in self.tokens), default=1.0)
 
     def stalled(self) -> bool:
-        """Whether the last looks brought nothing."""
+        """Whether the last evaluations showed no gain."""
         found = [tokens for _, tokens in self.tokens]
         return len(found) > PATIENCE and max(found[-PATIENCE:]) < max(found[:-PATIENCE]) + GAIN
 
@@ -75,7 +75,7 @@ class TrainingProgress:
 
 
 class Schedule:
-    """Says how the rate goes, and when the training ends.
+    """Decides the learning rate, and when the training ends.
 
     Args:
         minutes: for everything.
@@ -88,7 +88,7 @@ class Schedule:
         self.ends_at = self.limit
 
     def settle(self) -> None:
-        """Let the rate fall from now on, in the time that it would have taken at the end of a training as long."""
+        """Let the rate fall from now on, over the time of the last part of a training of this length."""
         if self.course.seconds < self.falls_at:
             self.falls_at = self.course.seconds
             self.ends_at = min(self.limit, self.course.seconds / (1 - FALL))
@@ -104,7 +104,7 @@ class Schedule:
         return self.course.seconds >= self.ends_at
 
     def rate(self, step: int) -> float:
-        """Share of the peak rate at a step (from 0)."""
+        """Return the share of the peak rate at a step (from 0)."""
         left = (self.ends_at - self.course.seconds) / max(1e-9, self.ends_at - self.falls_at)
         return min(1.0, (step + 1) / WARM, max(LOWEST, left))
 
@@ -182,7 +182,7 @@ def wants_text(
     schedule: Schedule,
     look: Callable[[Windows | None], tuple[float, list[float]]],
 ) -> bool:
-    """Whether text is what is missing: it was read several times, or what is trained on runs ahead of held-out text."""
+    """Whether more text is needed: it was read several times, or training text exceeds held-out text."""
     if pool.seconds > WRITING * schedule.limit or read < READ / 2:
         return False
     return read >= READ or look(pool.windows)[0] > course.tokens[-1][1] + AHEAD
@@ -202,7 +202,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def curve(course: TrainingProgress) -> str:
-    """Draw the looks in a few characters."""
+    """Draw the evaluations in a few characters."""
     values: Sequence[float] = [tokens for _, tokens in course.tokens][-24:]
     low, high = min(values), max(values)
     return "".join(BARS[int((value - low) / max(high - low, 0.05) * (len(BARS) - 1))] for value in values)

@@ -1,4 +1,4 @@
-"""Texts to train on and to measure on, in windows of tokens, and the order in which they are read; needs no torch."""
+"""Cut texts for training and measurement into windows of tokens, and order them; needs no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Windows:
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], length: int) -> Windows:
-        """Sequences of at most ``length`` tokens."""
+        """Make windows of sequences, each cut to ``length`` tokens."""
         tokens = np.zeros((len(sequences), length), np.int64)
         for row, sequence in zip(tokens, sequences, strict=True):
             row[: len(sequence)] = sequence
@@ -42,7 +42,7 @@ class Windows:
 
     @classmethod
     def joined(cls, parts: Iterable[Windows]) -> Windows:
-        """All of them, as long as the longest."""
+        """Join several windows, padded to the longest."""
         found = [part for part in parts if len(part)]
         if not found:
             return cls(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
@@ -73,14 +73,14 @@ def data_files(given: Sequence[Path]) -> list[Path]:
 
 
 def _stacked(parts: Sequence[NDArray[np.int64]], empty: int) -> NDArray[np.int64]:
-    """Put rows [N, T] under each other, filled up to the longest."""
+    """Stack rows [N, T], padded to the longest."""
     length = max(part.shape[1] for part in parts)
     padded = [np.pad(part, ((0, 0), (0, length - part.shape[1])), constant_values=empty) for part in parts]
     return np.concatenate(padded)
 
 
 def read_texts(files: Sequence[Path], sources: bool = False) -> list[str]:
-    """Read texts of files: a .jsonl, or .json of Ray's, has one a line, others are one.
+    """Read texts from files: a .jsonl, or .json of Ray's, has one per line, other files are one text.
 
     A line has ``text``, what was written after its ``prompt``, or ``prompt`` or Spec-Bench's ``turns`` alone.
 
@@ -116,12 +116,12 @@ def _of_json(item: dict[str, object], source: bool) -> str:
 
 
 def files_digest(files: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file's content, in order."""
+    """Return the SHA-256 of each file's content, in order."""
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
 def split_texts(texts: Sequence[str], codec: TextCodec, length: int, seed: int) -> tuple[Windows, Windows]:
-    """Windows to train on, and those of held-out text.
+    """Split texts into windows to train on, and held-out ones.
 
     Every window begins with what the tokenizer puts in front of a text (BOS).  Of many texts whole ones are held out,
     of a few the end of each.

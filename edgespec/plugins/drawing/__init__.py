@@ -1,1 +1,1 @@
-"""Image generation: a model whose tokens are the codes of a picture."""
+"""Image generation: a model whose tokens are the codes of an image."""

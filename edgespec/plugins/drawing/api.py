@@ -1,4 +1,4 @@
-"""OpenAI's API of generated images."""
+"""OpenAI's API for image generation."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class ImageRequest(StrictModel):
     accept: Name | None = None
 
     def changes(self) -> dict[str, Any]:
-        """Say what it sets of ``Settings``."""
+        """Return its changes of ``Settings``."""
         names = ("guidance_scale", "temperature", "seed", "method", "accept")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def run_of(self, engine: Engine, at: int) -> Callable[[threading.Event], Drawing]:
-        """Give what draws one of the pictures; with a seed the next ones have the seeds that follow."""
+        """Return the function that generates one image; with a seed, further images have the next seeds."""
         changes = self.changes() | ({} if self.seed is None else {"seed": self.seed + at})
         return lambda cancel: draw(engine, self.prompt, engine.defaults.changed(**changes), cancel)
 
 
 def drawn(drawings: Sequence[Drawing]) -> Iterator[str]:
-    """Write an answer, as some pieces of JSON; ``edgespec`` says how the codes of each picture were decoded."""
+    """Write an answer as pieces of JSON; ``edgespec`` has the decoding details of each image."""
     coded = ({"b64_json": base64.b64encode(one.png()).decode("ascii")} for one in drawings)
     how = [{name: getattr(one.result, name) for name in HOW} for one in drawings]
     height, width, _ = drawings[0].pixels.shape
@@ -71,7 +71,7 @@ def read(tokens: ModelTokens, sent: ImageRequest) -> tuple[dict[str, Any], list[
 
 
 async def respond(jobs: Jobs, call: Call) -> Response:
-    """Answer with pictures."""
+    """Answer with images."""
     asked, engine = ImageRequest(**call.asked), jobs.engine
     engine.choose_for(engine.defaults.changed(**asked.changes()))
     queue = jobs.queue("pictures to be drawn", MOST_WAITING, MOST_WAITING - MOST_WAITING // 4)

@@ -1,4 +1,4 @@
-"""LANTERN (arXiv 2410.03355): a guess stands for the codes that are most like it."""
+"""LANTERN (arXiv 2410.03355): accept a draft code on behalf of the codes most similar to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgespec.runtimes.images.drawn import NearestCodes
 
 @dataclass(frozen=True, kw_only=True)
 class Lantern(Accept):
-    """Accept a guess for the ``k`` codes that look most like it, whose probability is at most ``delta`` together.
+    """Accepts a draft code with the probability of the ``k`` codes most similar to it, of at most ``delta`` together.
 
     Attributes:
         near: the codes nearest to one, int64 [n], the nearest first; ``for_model`` sets it.

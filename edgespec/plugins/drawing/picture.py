@@ -1,4 +1,4 @@
-"""Image generation: a prompt is answered by the codes of one picture."""
+"""Image generation: the answer to a prompt is the codes of one image."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture."""
+    """An image."""
 
     pixels: Pixels  # uint8 [height, width, 3]
     result: Result  # its codes as tokens, and how they were decoded
 
     def png(self) -> bytes:
-        """Give it as a PNG file."""
+        """Return it as a PNG file."""
         return png(self.pixels)
 
 
 def image_part(manifest: Manifest) -> tuple[CodesPart, ImageCodes]:
-    """Say how a bundle draws; an ``InvalidRequest``: it does not."""
+    """Return how a bundle generates images; an ``InvalidRequest``: it does not."""
     part = manifest.codes
     if part is None or part.image is None:
         raise InvalidRequest("this bundle's model does not draw", "expected one like builtin:glyphs")
@@ -43,7 +43,7 @@ def image_part(manifest: Manifest) -> tuple[CodesPart, ImageCodes]:
 
 
 def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threading.Event | None = None) -> Drawing:
-    """Draw a picture; see ``Engine.draw``."""
+    """Generate an image; see ``Engine.draw``."""
     part, image = image_part(engine.bundle.manifest)
     count = image.rows * image.columns
     other = settings.negative_prompt if isinstance(settings.negative_prompt, str) else ""
@@ -77,7 +77,7 @@ def _prompt(engine: LoadedBundle, image: ImageCodes, prompt: str, other: str) ->
 
 
 class ImageOutput(Output):
-    """Pictures."""
+    """Images."""
 
     file = "picture.png"
 

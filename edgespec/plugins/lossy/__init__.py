@@ -1,4 +1,4 @@
-"""Acceptance rules that are lossy: they accept more guesses, and change the text's distribution."""
+"""Lossy acceptance rules: they accept more draft tokens, and change the text's distribution."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ POSITIVE = ("a number > 0", lambda value: 0 < value < math.inf)
 
 @dataclass(frozen=True, kw_only=True)
 class Lossy(Accept):
-    """A rule that judges each guess by the row before it."""
+    """A rule that judges each draft token by the row before it."""
 
     def judge(self, rows: RowSampler, row: int) -> Judge:
-        """Return the judge of the guesses at a row."""
+        """Return the judge of the draft tokens at a row."""
         raise NotImplementedError
 
     def relaxed(self, proposal: Proposal, rows: RowSampler, forced: int) -> Verdict:
-        """Accept the longest path that the rule allows, and of equally long ones that of the largest merit.
+        """Accept the longest path that the rule allows; among equal lengths, the one of the largest merit.
 
         Only rows of accepted guesses are read.
         """
@@ -73,7 +73,7 @@ class Typical(Lossy):
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Lossy):
-    """Accept a guess among the k likeliest tokens (blockwise parallel decoding, arXiv 1811.03115 section 5)."""
+    """Accept a token among the k likeliest (blockwise parallel decoding, arXiv 1811.03115 section 5)."""
 
     rule: ClassVar[str] = "top-k"
     form: ClassVar[str] = "top-k:K"

@@ -74,7 +74,7 @@ class ParaDecode(DrawingDrafter):
         return Resumed(target, self._hidden, self.exits[-1])
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """Guess while exits are sure, and keep the hidden states of the rows before the last layers."""
+        """Draft while exits are confident, and keep the hidden states of the rows before the last layers."""
         most, edges = min(budget, self.most), (0, *self.exits)
         segments = len(self.exits)
         # waiting[s]: rows that have run s segments and wait for a row that continues to the top, oldest first
@@ -111,7 +111,7 @@ class ParaDecode(DrawingDrafter):
     def _ask(
         self, at: int, row: NDArray[np.float32], how: Draw, guesses: list[int], probs: list[NDArray[np.float64]]
     ) -> bool:
-        """Ask an exit about the newest row, [1, hidden]; if it is confident, add its guess."""
+        """Compute an exit for the newest row, [1, hidden]; if it is confident, add its token."""
         params, choosing = how.params, DRAFT_BEST in self.target.can
         best_will_do = choosing and params.plain_greedy
         found = self.target.forward_heads(f"exit.{self.exits[at]}", row, int(best_will_do))
@@ -155,7 +155,7 @@ class ParaDecode(DrawingDrafter):
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> ParaDecode:
-    """Take the exits and the threshold that the export found best, unless the request names another one."""
+    """Use the exits and the threshold that export found best, unless the request names others."""
     exits = [group.layer for group in parts.manifest.target.heads if group.name in part.heads]
     threshold = options.threshold if options.threshold is not None else part.threshold
     return ParaDecode(parts.target, sorted(exits), _THRESHOLD if threshold is None else threshold)

@@ -1,4 +1,4 @@
-"""OpenAI's API of generated speech."""
+"""OpenAI's API for speech generation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read(tokens: ModelTokens, sent: SpeechRequest) -> tuple[dict[str, Any], list
 
 
 async def respond(jobs: Jobs, call: Call) -> Response:
-    """Answer with sound, as its codes come."""
+    """Answer with sound while its codes arrive."""
     engine, (prompt,) = jobs.engine, call.prompts
     settings = speech_settings(engine, call.asked, jobs.scheduler.limits.tokens)
     engine.choose_for(settings)
@@ -94,7 +94,7 @@ def speech_settings(engine: Engine, asked: dict[str, Any], tokens: int) -> Setti
 async def spoken(
     engine: Engine, seed: int | None, events: asyncio.Queue[Event], cancel: Callable[[], None]
 ) -> AsyncIterator[Samples]:
-    """Yield the sound of a text's codes as they come, decoded in threads; leaving cancels the text."""
+    """Yield the sound of a text's codes while they arrive, decoded in threads; closing it cancels the text."""
     try:
         sound = await asyncio.to_thread(windows, engine, seed)
         while (event := await events.get()).chunk is not None:
@@ -129,7 +129,7 @@ async def answered(pieces: AsyncIterator[Samples], form: str, rate: int) -> Resp
 
 
 def require_coder(form: str) -> Any:
-    """Give the library that writes a form of ``CODED``; None = it needs none.
+    """Import the library that writes a form of ``CODED``; None = it needs none.
 
     Raises:
         InvalidRequest: it is not installed.

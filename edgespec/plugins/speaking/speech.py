@@ -1,4 +1,4 @@
-"""Speech generation: a text is answered by codes, and their sound comes frame by frame."""
+"""Speech generation: the answer to a text is codes, and their sound arrives frame by frame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def sound_part(manifest: Manifest) -> tuple[CodesPart, SoundCodes]:
-    """Say how a bundle speaks; an ``InvalidRequest``: it does not."""
+    """Return how a bundle generates speech; an ``InvalidRequest``: it does not."""
     part = manifest.codes
     if part is None or part.sound is None:
         raise InvalidRequest("this bundle's model does not speak", "expected one like Orpheus, exported with --codec")
@@ -31,7 +31,7 @@ def sound_part(manifest: Manifest) -> tuple[CodesPart, SoundCodes]:
 
 
 def windows(engine: LoadedBundle, seed: int | None) -> Windows:
-    """Make what turns a text's tokens into sound; ``seed``: of the noise that the decoder adds."""
+    """Make the converter of a text's tokens to sound; ``seed``: of the decoder's noise."""
     part, sound = sound_part(engine.bundle.manifest)
     decoder = engine.code_decoder
 
@@ -75,11 +75,11 @@ class Speech:
 
     @property
     def result(self) -> Result:
-        """The codes as tokens, and how they were decoded."""
+        """The codes as tokens, and the decoding details."""
         return self.stream.result
 
     def close(self) -> None:
-        """End it, and free its place."""
+        """End it, and free its slot."""
         self.stream.close()
 
 
@@ -109,7 +109,7 @@ class SpeechOutput(Output):
     def write(
         self, engine: LoadedBundle, prompt: str, settings: Settings, live: BinaryIO | None, **options: Any
     ) -> Written:
-        """Answer by a WAV file; Ctrl-C ends it early, and it holds the speech so far."""
+        """Write the answer to a WAV file; Ctrl-C ends it early, and the file keeps the speech so far."""
         speech, pieces = self.make(engine, prompt.rstrip("\r\n"), settings, **options), []
         if live is not None:
             live.write(wav_header(speech.rate))

@@ -50,7 +50,7 @@ class StepCost:
         return max(1 - saved - skip.high_head * self.high_head + self.extra, 0.02)
 
     def observe(self, skip: SkipSet, cost: float) -> None:
-        """Learn that a step with ``skip`` took ``cost``; one that the system interrupted must not count for much."""
+        """Learn that a step with ``skip`` took ``cost``; limit the weight of interrupted steps."""
         self.extra += 0.1 * min(max(cost - self(skip), -0.2), 0.2)
 
 
@@ -135,7 +135,7 @@ class Swift(SelfSpec):
         return draw_siblings(steps, how, length, weak, self._siblings, self._bucket)
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Count what happened to the chain."""
+        """Count the accepted tokens of the chain."""
         if proposal.parents is not None:
             chain = proposal.deepest  # its nodes come first
             accepted = sum(node < chain for node in verdict.path)
@@ -159,7 +159,7 @@ class Swift(SelfSpec):
     # -- searching ---------------------------------------------------------------------------------------------------
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
-        """Learn what a round took, now that its output is read, and score a set if there is time for it."""
+        """Learn the time of a round, once its output is read, and score a set if there is time for it."""
         if self._reproducible or time.shared:
             return
         if len(proposal) and self._unit_ms > 0:
@@ -175,7 +175,7 @@ class Swift(SelfSpec):
             self._recent.append(taken)
 
     def _may_score(self) -> bool:
-        """Tell whether there are tokens to score on, room for the rows, and time for it within the budget."""
+        """Return whether there are tokens to score, room for the rows, and time for it within the budget."""
         if self.scoring is None:
             return False
         held = len(self.scoring.tokens)
@@ -211,7 +211,7 @@ class Swift(SelfSpec):
 
     @property
     def reason(self) -> str:
-        """Say what the search has done."""
+        """Describe the results of the search."""
         skip, search = self.skip, self.search
         words = f"leaves out {len(skip.attention)} attentions and {len(skip.mlp)} MLPs"
         if search.planes:
@@ -231,7 +231,7 @@ class Swift(SelfSpec):
 
 
 def matches(target: Target, skip: SkipSet) -> int:
-    """Count the slot's last ROWS tokens that a draft without ``skip`` would have guessed.
+    """Count the slot's last ROWS tokens that a draft without ``skip`` would have predicted.
 
     The text before is cut into chains of DEPTH rows.  Each sees the full model's keys and values of the tokens before
     its first one, and its own: what a draft of that length sees.
@@ -245,7 +245,7 @@ def matches(target: Target, skip: SkipSet) -> int:
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
-    """Start from the set that the export wrote, or from what was found since."""
+    """Start from the set that export wrote, or from a better one found later."""
     target, manifest = parts.target, parts.manifest
     found, last = skip_set(part.skip or SkipSetPart()), target.layers - 1
     if not target.planes and not len(found):
@@ -259,7 +259,7 @@ def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
 
 
 def _step_cost(manifest: Manifest) -> StepCost:
-    """Read what sub-layers save, as the export measured it; else estimate it by their weights."""
+    """Read export's measurement of the time that sub-layers save, or estimate it by their weights."""
     saved, facts = manifest.cost, manifest.target.facts
     names = ("plain", "attention", "mlp", "high_attention", "high_mlp", "high_head")
     plain, attention, mlp, *high = (float(saved.get(f"{name}_ms", 0)) for name in names)

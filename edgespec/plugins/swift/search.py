@@ -57,13 +57,13 @@ class Record:
     windows: int = 0  # times it was scored
 
     def add(self, matched: int, seen: int) -> None:
-        """One window more; what is long ago counts less."""
+        """Add a window; older ones count less."""
         keep = min(1.0, max(_MEMORY - seen, 0.0) / self.seen) if self.seen else 1.0
         self.matched, self.seen = keep * self.matched + matched, keep * self.seen + seen
         self.windows += 1
 
     def acceptance(self, prior: float) -> float:
-        """Smooth the share of right guesses."""
+        """Return the smoothed share of accepted tokens."""
         return (self.matched + _TRUST * prior) / (self.seen + _TRUST)
 
 
@@ -142,7 +142,7 @@ class OnlineSearch:
         return self._uniform()
 
     def tell(self, skip: SkipSet, matched: int, seen: int) -> bool:
-        """Learn that ``matched`` of ``seen`` guesses of a window of ``skip`` were right; whether the lead changed."""
+        """Learn that ``matched`` of ``seen`` tokens with ``skip`` were right; return whether the lead changed."""
         self.records.setdefault(skip, Record()).add(matched, seen)
         self._fit()
         if skip == self.best:
@@ -193,7 +193,7 @@ class OnlineSearch:
             self.stopped = f"no better set among the last {self._since} candidates"
 
     def _forget(self) -> None:
-        """Keep the fastest records, by what is known now."""
+        """Keep only the records that are fastest by the current estimate."""
         if len(self.records) <= _KEPT:
             return
         others = sorted((skip for skip in self.records if skip not in (self.best, self.initial)), key=self.speed)
@@ -204,7 +204,7 @@ class OnlineSearch:
 
     @property
     def _variables(self) -> int:
-        """Sub-layers that may be left out."""
+        """Return the sub-layers that may be skipped."""
         return max(0, 2 * (self.layers - 2))
 
     def _bits(self, skip: SkipSet) -> NDArray[np.bool_]:  # [all]: what the losses are of
@@ -228,7 +228,7 @@ class OnlineSearch:
         return SkipSet(found[0], found[1], attention, mlp, first.high_head)
 
     def _uniform(self) -> SkipSet:
-        """Draw any set; its size comes first, or nearly all would have half of the sub-layers."""
+        """Sample any set; first its size, because otherwise nearly all would have half of the sub-layers."""
         size = int(self._random.integers(1, max(2, int(0.75 * self._variables) + 1)))
         bits = self._bits(self.initial)
         bits[: self._variables] = False
@@ -243,7 +243,7 @@ class OnlineSearch:
         return self._set(bits)
 
     def _fit(self) -> None:
-        """Fit a Bayesian linear regression of the log acceptance on what is left out."""
+        """Fit a Bayesian linear regression of the log acceptance on the skipped sub-layers."""
         precision = self._prior_precision.copy()
         moment = precision @ self._prior_loss
         for skip, record in self.records.items():
@@ -340,7 +340,7 @@ class SkipStore:
 
 
 def _layers(skip: SkipSet) -> dict[str, tuple[int, ...]]:
-    """Give the sets of layers by name."""
+    """Return the sets of layers by name."""
     return {name: getattr(skip, name) for name in ("attention", "mlp", "high_attention", "high_mlp")}
 
 

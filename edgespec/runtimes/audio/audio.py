@@ -39,7 +39,7 @@ class Audio:
 
     @classmethod
     def of(cls, source: Any) -> Audio:
-        """Take a recording as it is given.
+        """Make a recording from any accepted input.
 
         Args:
             source: an ``Audio``, or what ``open`` reads.
@@ -48,7 +48,7 @@ class Audio:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the samples."""
+        """Return the SHA-256 of the samples."""
         return hashlib.sha256(b"sound" + np.ascontiguousarray(self.samples).tobytes()).digest()
 
     def text(self, part: SoundPart) -> str:

@@ -88,7 +88,7 @@ def _power(frames: Floats) -> Samples:  # [n, 400] -> [n, 201]
 
 
 def _bands(power: Samples, filters: Samples) -> Samples:  # [n, 201], [201, bins] -> [n, bins]
-    """Multiply a few rows at a time: for so small a product no library of linear algebra wakes up threads."""
+    """Multiply a few rows at a time, so that the linear algebra library starts no threads for so small a product."""
     rows = np.pad(power, ((0, -len(power) % _ROWS), (0, 0))).reshape(-1, _ROWS, power.shape[1])
     return (rows @ filters).reshape(-1, filters.shape[1])[: len(power)]
 
@@ -138,7 +138,7 @@ def _mels(hertz: float) -> float:
 
 @lru_cache(maxsize=2)
 def mel_filters(bins: int) -> Samples:
-    """float32 [201, bins]: what each of the frequencies of a frame adds to each band; read-only."""
+    """Return float32 [201, bins]: the weight of each frequency of a frame in each band; read-only."""
     edges = _hertz(np.linspace(0.0, _mels(RATE / 2), bins + 2))  # [bins + 2], Hz
     heard = np.linspace(0.0, RATE / 2, WINDOW // 2 + 1)[:, None]  # [201, 1]
     rising = (heard - edges[:-2]) / (edges[1:-1] - edges[:-2])

@@ -70,7 +70,7 @@ def pieces(sound: Sound, rate: int = RATE, most_hours: float = MOST_HOURS) -> It
 
 
 def _floats(samples: NDArray[Any]) -> Samples:
-    """float32 [n, channels] of samples as they are given."""
+    """Return float32 [n, channels] of samples in any accepted type."""
     if samples.ndim not in (1, 2) or samples.dtype.kind not in "fi" or samples.dtype in (np.int8, np.int64):
         raise InvalidRequest(
             f"the sound is {samples.dtype} {list(samples.shape)}: expected samples [n] or [n, channels], floats from "
@@ -112,7 +112,7 @@ def _read(sound: str | os.PathLike[str] | bytes, name: str) -> Iterator[Samples]
 
 @contextmanager
 def _pcm(file: Any) -> Iterator[wave.Wave_read | None]:
-    """Open a WAV file of 16-bit PCM; None = it is something else."""
+    """Open a WAV file of 16-bit PCM; None = it is another kind."""
     try:
         found = wave.open(file, "rb")  # noqa: SIM115
     except (wave.Error, EOFError, RuntimeError):  # RuntimeError: chunks that do not fit each other
@@ -131,7 +131,7 @@ def _wave_frames(plain: wave.Wave_read) -> Iterator[Samples]:
 
 
 def container_of(head: bytes) -> str | None:
-    """Name FFmpeg's format of a container by its first 12 bytes; None = it is none that libsndfile would not read."""
+    """Name FFmpeg's format of a container by its first 12 bytes; None = not a container, or libsndfile can read it."""
     if head[4:8] == b"ftyp":
         return "mov"  # m4a, mp4, mov, 3gp
     if head.startswith(b"\x1a\x45\xdf\xa3"):
@@ -174,7 +174,7 @@ def _by_pyav(file: Any, name: str, container: str) -> Iterator[Samples]:
 
 
 def _by_libsndfile(file: Any, name: str) -> Iterator[Samples]:
-    """Read what libsndfile knows: wav, flac, ogg, mp3 and others."""
+    """Read the formats of libsndfile: wav, flac, ogg, mp3 and others."""
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: without its library
@@ -199,7 +199,7 @@ def _by_libsndfile(file: Any, name: str) -> Iterator[Samples]:
 
 
 def _converted(frames: Iterable[Samples], rate: int) -> Iterator[Samples]:
-    """Make one channel at ``RATE`` of pieces [m, channels] at ``rate``."""
+    """Convert pieces [m, channels] at ``rate`` to one channel at ``RATE``."""
     mono = (piece[:, 0] if piece.shape[1] == 1 else piece.mean(1, dtype=np.float32) for piece in frames)
     return mono if rate == RATE else _resampled(mono, rate)
 

@@ -1,4 +1,4 @@
-"""Speech as codes: its prompt, which codes may follow, the windows of frames that are decoded, and WAV files of it."""
+"""Handle speech as codes: the prompt, allowed codes, the windows of frames to decode, and WAV files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def speech_prompt(part: SoundCodes, codec: TextCodec, text: str, voice: str | No
 
 
 def frame_noise(seed: int, first: int, frames: int, count: int) -> Samples:
-    """Draw what a decoder adds to some frames -> [frames, count]; that of a frame is the same in every window."""
+    """Make the decoder's noise for some frames -> [frames, count]; a frame has the same noise in every window."""
     rows = [np.random.default_rng((seed, first + at)).standard_normal(count, np.float32) for at in range(frames)]
     return np.stack(rows)
 
@@ -109,7 +109,7 @@ def pcm(sound: Samples) -> bytes:
 
 
 def wav_header(rate: int, samples: int | None = None) -> bytes:
-    """Begin a WAV file of one channel of 16 bits; ``samples``: None = not known yet, as of a stream."""
+    """Return the header of a WAV file of one channel of 16 bits; ``samples``: None = unknown, as in a stream."""
     size = 0xFFFFFFFF - 36 if samples is None else 2 * samples
     return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16,
                        b"data", size)  # fmt: skip

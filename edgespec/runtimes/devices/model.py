@@ -1,4 +1,4 @@
-"""A model on a device: its graphs, opened when they are needed, and what crosses between host and device."""
+"""Run a model on a device: its graphs, opened when needed, and the transfers between host and device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NARROW, WIDE = 16, 128
 
 @dataclass
 class TransferBytes:
-    """Bytes that went from host to device and back, since the model was opened."""
+    """Bytes transferred from host to device and back, since the model was opened."""
 
     to_device: int = 0
     to_host: int = 0
@@ -37,7 +37,7 @@ class TransferBytes:
 
 
 def have_precisions(part: ModelPart, device: DeviceName, wanted: Precision | None) -> list[Precision]:
-    """In which precisions a model has graphs for a device.
+    """Return the precisions in which a model has graphs for a device.
 
     Raises:
         BundleError: in none, or not in the one that is wanted.
@@ -132,7 +132,7 @@ class DeviceModel(Model):
 
     @property
     def least_rows(self) -> int:
-        """Fewest rows of a pass in strict mode: fewer go through other kernels, which round differently.
+        """The minimum rows of a pass in strict mode: fewer rows use other kernels, which round differently.
 
         MatMul and attention have one for a single row, MatMulNBits one for fewer than four.
         """
@@ -166,7 +166,7 @@ class DeviceModel(Model):
         return graph_name(self.device, self.precision, which)
 
     def inputs(self, which: str) -> dict[str, str]:
-        """Map a graph's inputs: the name of today -> what the graph calls it."""
+        """Map the current names of a graph's inputs to the names in the graph."""
         return inputs_of(self.open(which))
 
     def _make_session(self, path: Path) -> Any:
@@ -201,7 +201,7 @@ class DeviceModel(Model):
         kept: Mapping[str, Any],
         wanted: Sequence[str],
     ) -> list[NDArray[Any]]:
-        """Run a graph (``open``): ``small`` inputs and ``wanted`` outputs cross, ``held`` and ``kept`` ones stay there.
+        """Run a graph (``open``): transfer ``small`` inputs and ``wanted`` outputs; ``held`` and ``kept`` ones stay.
 
         Raises:
             DeviceError: the device failed; what it held is lost.

@@ -63,7 +63,7 @@ MOST: dict[tuple[Precision, Format], Tolerances] = {
 
 
 class GoldenStep(NamedTuple):
-    """How far logits of a device are off: root mean squares of differences over that of the logits."""
+    """Error of a device's logits: root mean squares of differences over that of the logits."""
 
     precision: Precision  # of the graphs that were taken
     cpu: float  # the device from the CPU, in narrow passes
@@ -78,7 +78,7 @@ class GoldenStep(NamedTuple):
 def open_on_device(
     bundle: Bundle, device: DeviceName, precision: Precision | None, strict: bool, threads: int | None
 ) -> DeviceModel:
-    """Open the target on a device, after a golden step where this driver has not made one for this bundle yet.
+    """Open the target on a device, after a golden step if none was made for this driver and bundle yet.
 
     Raises:
         BundleError: the bundle has no graphs for the device, or not in this precision.
@@ -252,7 +252,7 @@ def try_apart(
 
 
 def _ended(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Say how a process ended that gave no answer, and the last that it said."""
+    """Describe how a process ended without an answer, and its last output."""
     code = done.returncode
     if code < 0:
         known = {one.value: one.name for one in signal.Signals}
@@ -271,7 +271,7 @@ def _answer(found: dict[str, Any]) -> GoldenStep:
 
 
 def main(asked: Path, answered: Path) -> None:
-    """Make the trial in the other process, and write down what it gave."""
+    """Make the trial in the other process, and write its result."""
     request = json.loads(asked.read_text("utf-8"))
     try:
         found: dict[str, Any] = try_here(Bundle.open(request["bundle"], check=False), **request["how"])._asdict()

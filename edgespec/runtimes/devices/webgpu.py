@@ -53,7 +53,7 @@ def device_states() -> list[DeviceState]:
 
 
 def webgpu_state() -> DeviceState:
-    """Whether the WebGPU provider is there and has an adapter."""
+    """Return whether the WebGPU provider is installed and has an adapter."""
     library, missing = _library()
     if library is None:
         return DeviceState("webgpu", False, missing, INSTALL)
@@ -72,7 +72,7 @@ def webgpu_state() -> DeviceState:
 
 
 def driver() -> str:
-    """Name what the GPU's numbers depend on: its adapter, the provider and ONNX Runtime."""
+    """Name the parts that determine the GPU's numbers: its adapter, the provider and ONNX Runtime."""
     import onnxruntime as ort
 
     library, _ = _library()
@@ -81,7 +81,7 @@ def driver() -> str:
 
 
 def require_device(device: DeviceName) -> None:
-    """Refuse a device that is not there.
+    """Check that a device exists.
 
     Raises:
         DeviceError: with the reason.
@@ -92,7 +92,7 @@ def require_device(device: DeviceName) -> None:
 
 
 def make_device_session(path: Path, device: DeviceName) -> onnxruntime.InferenceSession:
-    """Open a graph on a device; not a single node may run on the CPU.
+    """Open a graph on a device, with all of its nodes there and none on the CPU.
 
     Raises:
         DeviceError: the device is not there, or does not take the graph.
@@ -110,7 +110,7 @@ def make_device_session(path: Path, device: DeviceName) -> onnxruntime.Inference
 
 
 def without_half() -> str:
-    """Why the WebGPU adapter has no float16 in its shaders; empty if it has.
+    """Explain why the WebGPU adapter has no float16 in its shaders; empty if it has.
 
     The provider says nothing of the adapter's features, so a graph is run that needs them.
     """
@@ -147,7 +147,7 @@ def _options() -> onnxruntime.SessionOptions:
 
 @lru_cache(maxsize=4)
 def _adapters(library: str) -> tuple[Any, ...]:
-    """List the provider's devices; it is registered once a process."""
+    """List the provider's devices; it is registered once per process."""
     import onnxruntime as ort
 
     ort.register_execution_provider_library(REGISTERED, library)
@@ -155,7 +155,7 @@ def _adapters(library: str) -> tuple[Any, ...]:
 
 
 def _library() -> tuple[str | None, str]:
-    """Find the provider library, or say why there is none."""
+    """Find the provider library, or explain why there is none."""
     named = os.environ.get(LIBRARY)
     if named:
         return (named, "") if Path(named).is_file() else (None, f"{LIBRARY}={named}: no such file")

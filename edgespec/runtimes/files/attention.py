@@ -1,4 +1,4 @@
-"""Which attention a session uses: the bundle's default or what was asked for, and the tables that coded keys need."""
+"""Choose the attention of a session: the bundle's default or a requested one, and its tables of coded keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AttentionChoice:
 
 
 def exact_attention(part: ModelPart) -> Attention:
-    """Return the attention of ``part`` that is exact up to rounding, used where nothing else is asked for."""
+    """Return the attention of ``part`` that is exact up to rounding, the default."""
     return "f32" if part.format == "fp32" else "f16"
 
 

@@ -109,7 +109,7 @@ class _Message:
             self._held.setdefault(number, []).append(value)
 
     def all(self, number: int) -> list[memoryview]:
-        """Messages, texts or packed numbers."""
+        """Return messages, texts or packed numbers."""
         found = self._held.get(number, [])
         if not all(isinstance(value, memoryview) for value in found):
             raise ValueError(f"field {number} is a number")
@@ -122,7 +122,7 @@ class _Message:
         return (self.texts(number) or [""])[-1]
 
     def numbers(self, number: int) -> list[int]:
-        """Integers, packed or not."""
+        """Return integers, packed or not."""
         found: list[int] = []
         for value in self._held.get(number, []):
             found += [value] if isinstance(value, int) else _packed(value)

@@ -28,7 +28,7 @@ Kind = type[EdgespecError]
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open the file at ``path`` to read it; a pipe, a device or a socket is refused at once, through links too.
+    """Open the file at ``path`` to read it; reject a pipe, a device or a socket at once, also through links.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.
@@ -42,7 +42,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Read the file at ``path``; a pipe, a device or a socket is refused before it is read, at once, through links too.
+    """Read the file at ``path``; reject a pipe, a device or a socket before reading, also through links.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.

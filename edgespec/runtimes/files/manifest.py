@@ -83,12 +83,12 @@ class SkipSetPart(Part):
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is left out but low planes: without planes it is the whole model."""
+        """Whether only low planes are left out: without planes it is the whole model."""
         return not self.attention and not self.mlp
 
     @property
     def words(self) -> str:
-        """Say what is left out."""
+        """Describe the skipped layers and planes."""
         found = f"skips {len(self.attention)} attentions and {len(self.mlp)} MLPs"
         if self.high_attention or self.high_mlp or self.high_head:
             rows = f" for the first {self.head_rows} tokens" if self.head_rows else ""
@@ -98,7 +98,7 @@ class SkipSetPart(Part):
 
 
 def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
-    """Refuse layers that the model does not have."""
+    """Check that the model has all of these layers."""
     if skip is None:
         return
     if max((*skip.attention, *skip.mlp, *skip.high_attention, *skip.high_mlp), default=-1) >= facts.layers:
@@ -108,7 +108,7 @@ def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
 
 
 def _check_facts(facts: ModelFacts, borrows: bool) -> None:
-    """Refuse sizes that do not fit together; ``borrows``: every layer reads the target's keys and values."""
+    """Check that sizes fit together; ``borrows``: every layer reads the target's keys and values."""
     if facts.heads % facts.kv_heads or (not facts.kv_layers and not borrows):
         raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
     if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
@@ -317,7 +317,7 @@ class ModelPart(Part):
 
 
 def _check_sources(target: ModelPart, draft: ModelPart | None) -> None:
-    """Refuse a draft that attends over something else than its target does."""
+    """Check that a draft attends over the same sources as its target."""
     if draft and (draft.source is None) != (target.source is None):
         raise ValueError("draft: expected an encoder-decoder beside an encoder-decoder, and else a decoder alone")
     own, other = target.source, draft.source if draft else None
@@ -381,7 +381,7 @@ class FileEntry(Part):
 
 
 class GoldenVector(Part):
-    """A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same.
+    """A prompt, and this bundle's own plain decoding of it, which every other runtime must reproduce.
 
     ``begin``: of an encoder-decoder, whose ``prompt`` is what the encoder reads: what the decoder's text begins with.
     """

@@ -58,7 +58,7 @@ FileName = Annotated[InsidePath, StringConstraints(pattern=r"^[\w.-]+\.data$", m
 
 
 class AttentionGate(Part):
-    """How far an attention format is from exact keys, teacher-forced on text that nothing was learnt from.
+    """Distance of an attention format from exact keys, teacher-forced on text that no table was learned from.
 
     ``perplexity_change``: relative, 0.01 = 1 % higher; ``agreement``: share of equal likeliest tokens.
     """
@@ -69,7 +69,7 @@ class AttentionGate(Part):
 
 
 class AttentionPart(Part):
-    """How native operators keep keys and values of a model: the default, and what coded keys were learnt with.
+    """How native operators store a model's keys and values: the default, and the tables of coded keys.
 
     ``tables``: a safetensors file with the entries ``learnt`` (docs/attention.md); ``gates``: by attention, measured on
     ``positions`` positions with up to ``depth`` tokens before them.

@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 def migrated(data: Json, version: int) -> Json:
-    """Bring a manifest from schema ``version`` up to ``SCHEMA``; what is not as expected is left to the validation."""
+    """Convert a manifest from schema ``version`` to ``SCHEMA``; validation reports unexpected values later."""
     for step in range(version, SCHEMA):
         data = _STEPS[step](data)
     return data | {"schema_version": SCHEMA}

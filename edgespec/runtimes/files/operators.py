@@ -1,4 +1,4 @@
-"""Stock or native operators: which of a model's graphs runs here, and why."""
+"""Choose stock or native operators, and the graph of a model that runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OperatorChoice:
 
 
 def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice:
-    """Native operators if available and if the bundle has their weights, else stock ones.
+    """Choose native operators if available and if the bundle has their weights, otherwise stock ones.
 
     Raises:
         BundleError: native operators are asked for and cannot run.

@@ -42,7 +42,7 @@ class Blocks:
         scales: NDArray[Any],  # [r, b]
         k: int,
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # packed levels [r, blocks, bytes], scales [r, blocks]
-        """Rows as MatMulNBits stores them."""
+        """Return rows as MatMulNBits stores them."""
         blocks, levels = -(-k // BLOCK), levels.reshape(len(levels), -1, BLOCK)
         return pack_levels(levels[:, :blocks], self.bits), scales.repeat(self.size // BLOCK, 1)[:, :blocks]
 
@@ -213,7 +213,7 @@ class Packed:
         return high << np.uint8(4) | _unpack_blocks(alone, PLANE, self.blocks)[0], scales
 
     def drop_padding(self, rows: NDArray[Any]) -> NDArray[Any]:  # [padded rows, ...] -> [n, ...]
-        """Rows of the whole matrix without what padding added."""
+        """Return the rows of the whole matrix without padding."""
         if self.head_dim % TILE:
             heads = rows[: self.rows].reshape(-1, -(-self.head_dim // TILE) * TILE, *rows.shape[1:])
             return heads[:, : self.head_dim].reshape(self.n, *rows.shape[1:])
@@ -269,14 +269,14 @@ def _unpack_blocks(
 
 
 def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [.., BLOCK] -> [.., BLOCK * bits // 8]
-    """As MatMulNBits stores them: two 4-bit levels a byte, low nibble first."""
+    """Pack levels as MatMulNBits stores them: two 4-bit levels per byte, low nibble first."""
     if bits == 8:
         return levels
     return np.bitwise_or(levels[..., 0::2], np.left_shift(levels[..., 1::2], 4), dtype=np.uint8)
 
 
 def unpack_levels(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # the reverse
-    """Levels, one a byte."""
+    """Return the levels, one per byte."""
     if bits == 8:
         return packed
     return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)

@@ -68,7 +68,7 @@ class Prefix:
     chain: list[bytes]  # hashes after 0, 256, 512 ... tokens of the text, further than the files reach
 
     def pieces(self) -> list[tuple[Path, int, int]]:
-        """List files with the tokens that each is of: path, start, stop."""
+        """List files with their range of tokens: path, start, stop."""
         found = [(path, at * BLOCK, (at + 1) * BLOCK) for at, path in enumerate(self.blocks)]
         return found if self.end is None else [*found, (self.end, len(self.blocks) * BLOCK, self.length)]
 
@@ -174,7 +174,7 @@ class PromptFolder:
         return _block_name(chain[stop // BLOCK], stop) if whole else self._end_name(chain, tokens, stop)
 
     def make(self, weights: Path, facts: dict[str, str]) -> None:
-        """Make the folder, which only its owner may enter, and note what it is of, for ``edgespec cache``.
+        """Make the folder, which only its owner may enter, with a description for ``edgespec cache``.
 
         Raises:
             OSError: it cannot be made, or belongs to another user.
@@ -198,7 +198,7 @@ class PromptFolder:
 
 
 def root_of(facts: dict[str, str], owner: str | None) -> bytes | None:
-    """Seal what a folder is of: 32 bytes; None = this user has no key.
+    """Compute the seal of a folder's facts: 32 bytes; None = this user has no key.
 
     Args:
         facts: all that the bytes of a slot depend on.
@@ -209,7 +209,7 @@ def root_of(facts: dict[str, str], owner: str | None) -> bytes | None:
 
 
 def touch(paths: Iterable[Path]) -> None:
-    """Note that these files are used now, all at the same time."""
+    """Mark these files as used now, all at the same time."""
     now = time.time_ns()
     for path in paths:
         with suppress(OSError):
@@ -234,7 +234,7 @@ def trim(limit: int, room: int = 0) -> None:
 
 
 def room_for(limit: int) -> int:
-    """Bytes that all prompts may take: ``limit``, or a tenth of what the disk has for them, if that is less."""
+    """Return the maximum bytes of all prompts: ``limit``, or a tenth of the disk space available to them if less."""
     with suppress(OSError):
         folder = next(path for path in (cache_folder(), *cache_folder().absolute().parents) if path.exists())
         return min(limit, (shutil.disk_usage(folder).free + sum(size for _, size, _ in _files())) // 10)
@@ -242,7 +242,7 @@ def room_for(limit: int) -> int:
 
 
 def _files() -> Iterator[tuple[tuple[bool, int, int], int, Path]]:
-    """Files that may be removed: which first, bytes, path."""
+    """Return files that may be removed: removal order, bytes, path."""
     for folder in _folders():
         gone = is_gone(folder)
         with suppress(OSError):

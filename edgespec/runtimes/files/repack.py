@@ -1,4 +1,4 @@
-"""The other layout of a bundle's weights, made on demand and kept in a separate cache.
+"""The other layout of a bundle's weights, converted on demand and kept in a separate cache.
 
 A bundle stores its weights once, packed for native operators or as stock ones want them.  Where the other kind runs,
 every tensor is converted by the index that the export wrote; levels and scales stay the same numbers.
@@ -141,7 +141,7 @@ def _is_sound(made: Path, weights: Path, source: Source, checked: Checked) -> bo
 
 
 def _clear(target: Path, checked: Checked) -> None:
-    """Remove a conversion that is not sound, as a whole."""
+    """Remove an invalid conversion as a whole."""
     checked.forget(target)
     if os.path.lexists(target):
         aside = target.with_name(f".{target.name}.part-{secrets.token_hex(6)}")

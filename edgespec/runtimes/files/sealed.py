@@ -1,4 +1,4 @@
-"""Records that decide what runs or what is called exact, sealed with the user's key.
+"""Records that decide which code runs or which result is called exact, sealed with the user's key.
 
 A seal is an HMAC-SHA256 (RFC 2104) of the record's purpose and its contents.  The key is in a file that only
 the user may read, ``EDGESPEC_KEY``, else ``edgespec/key`` in the user's data folder: clearing the cache leaves it.
@@ -25,7 +25,7 @@ _SEAL = "seal"
 
 
 def key_file() -> Path | None:
-    """Where the user's key is, or would be; None = this user has no folder."""
+    """Return the path of the user's key, existing or not; None = this user has no folder."""
     if chosen := os.environ.get("EDGESPEC_KEY"):
         return Path(chosen)
     base = os.environ.get("XDG_DATA_HOME") or os.environ.get("LOCALAPPDATA")
@@ -36,7 +36,7 @@ def key_file() -> Path | None:
 
 
 def user_key() -> bytes | None:
-    """Read this user's key, made on first use; None = there can be none, or others can read or write the file."""
+    """Read this user's key, made on first use; None = there can be none, or other users can access the file."""
     path = key_file()
     if path is None:
         return None
@@ -57,13 +57,13 @@ def seal_of(purpose: str, data: bytes) -> bytes | None:
 
 
 def is_sealed(purpose: str, data: bytes, seal: bytes) -> bool:
-    """Whether ``seal``, which may have been cut to no fewer than 16 bytes, was made here for these bytes."""
+    """Whether ``seal``, perhaps cut to 16 bytes or more, was made here for these bytes."""
     own = seal_of(purpose, data)
     return own is not None and len(seal) >= 16 and hmac.compare_digest(own[: len(seal)], seal)
 
 
 def write_sealed(path: Path, purpose: str, value: dict[str, Any]) -> None:
-    """Write a record, which is trusted for this ``purpose`` alone; without a key its seal is empty.
+    """Write a record that is trusted only for this ``purpose``; without a key its seal is empty.
 
     Raises:
         OSError: it cannot be written.
@@ -100,7 +100,7 @@ def _is_private(path: Path) -> bool:
 
 
 def _make(path: Path) -> None:
-    """Make the key; of several processes that do so at once one is first, and all take its key.
+    """Make the key; if several processes do so at once, all use the first one's.
 
     Raises:
         OSError: it cannot be written.
