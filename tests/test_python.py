@@ -34,6 +34,12 @@ def test_what_an_engine_gives_says_how_it_stands(bundles: Callable[..., Path]) -
         for _ in stream:
             pass
         assert repr(stream) == "<Stream, 3 tokens, length>"
+        stream = engine.stream("The king", max_new_tokens=9)
+        next(iter(stream))
+        stream.close()
+        assert repr(stream).endswith((" tokens, closed>", " tokens, cancelled>"))
+        for one in (engine, engine.bundle, stream):
+            assert len(repr(one)) < 400
         assert repr(engine).startswith("<Engine ")
     assert "closed" in repr(engine)
 

@@ -252,7 +252,8 @@ class Stream:
         self._release()  # a stream that was never read
 
     def __repr__(self) -> str:
-        return f"<Stream, {len(self._tokens)} tokens, {self._finish or 'running'}>"
+        state = self._finish or ("closed" if self._released else "running")
+        return f"<Stream, {len(self._tokens)} tokens, {state}>"
 
     @property
     def tokens(self) -> list[int]:

@@ -37,9 +37,9 @@ class Bundle:
     """An opened bundle."""
 
     path: Path  # its folder
-    manifest: Manifest  # the validated manifest
+    manifest: Manifest = field(repr=False)  # the validated manifest
     # what of it was compared with its SHA-256, and what else it runs
-    checked: Checked = field(default_factory=partial(Checked, False), compare=False)
+    checked: Checked = field(default_factory=partial(Checked, False), compare=False, repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], check: bool = True) -> Bundle:

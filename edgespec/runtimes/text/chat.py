@@ -117,7 +117,10 @@ def _messages(messages: Sequence[Message], nulls: bool) -> list[Message]:
     found = []
     for message in messages:
         if not isinstance(message, Mapping):
-            raise InvalidRequest(f"expected messages as dicts with role and content, got {type(message).__name__}")
+            raise InvalidRequest(
+                f"expected messages as dicts with role and content, got {type(message).__name__}",
+                'as in [{"role": "user", "content": "Hello"}]',
+            )
         made = {key: value for key, value in _plain(dict(message)).items() if nulls or value is not None}
         thoughts = next((made[key] for key in REASONING if made.get(key) is not None), None)
         if thoughts is not None:
