@@ -17,7 +17,7 @@ from edgespec.export.bundle.model_part import STANDARD
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
 from edgespec.planning.budget import show_bytes
-from edgespec.runtimes.files.bundle import sha256
+from edgespec.runtimes.files.checked import Checked, move_digests
 from edgespec.runtimes.files.manifest import MANIFEST, FileEntry, Manifest, ModelPart, SamplingPart, TokenizerFacts
 from edgespec.runtimes.files.staged import staged, write_staged
 from edgespec.runtimes.files.text_form import SOURCE_TOKENIZER
@@ -86,6 +86,7 @@ def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
         with staged(target, folder=True) as folder:
             begun = True
             yield folder
+        move_digests(folder, target)
     except OSError as error:
         what, hint = f"{target.parent}: cannot write here", "choose another folder with -o"
         if begun:
@@ -139,11 +140,12 @@ def copy_tokenizer(source: Path, folder: Path, codec: TextCodec, sources: TextCo
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
     """Write ``edgespec.json`` with size and SHA-256 of every other file; returns the manifest as written."""
-    files = {}
+    files, checked = {}, Checked()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name != MANIFEST:
-            files[name] = FileEntry(size=path.stat().st_size, sha256=sha256(path))
+            files[name] = FileEntry(size=path.stat().st_size, sha256=checked.digest(path))
+    checked.save()
     manifest = manifest.model_copy(update={"files": files})
     save_manifest(folder, manifest)
     return manifest

@@ -186,15 +186,17 @@ class Checked:
 class _Record:
     """Remembered digests of the files of a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, known: dict[str, DigestRecord] | None = None) -> None:
         name = os.path.realpath(folder)
         self._file = records() / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.json"
         self._purpose = f"digests of {name}"
-        self._changed = False
-        self._known: dict[str, DigestRecord] = {}
+        self._changed = known is not None
+        self.known = known or {}
+        if known is not None:
+            return
         try:
             found = read_sealed(self._file, self._purpose)
-            self._known = {
+            self.known = {
                 str(name): DigestRecord(str(sha), FileStat(*map(int, stamp)), True)
                 for name, (sha, *stamp) in found["files"].items()
             }
@@ -203,7 +205,7 @@ class _Record:
 
     def find(self, path: Path) -> DigestRecord | None:
         """Return the remembered digest of the file at ``path``; None = none, or the file has changed since."""
-        known = self._known.get(path.name)
+        known = self.known.get(path.name)
         with suppress(OSError):
             if known is not None:
                 with open_regular(path) as file:
@@ -213,24 +215,37 @@ class _Record:
 
     def add(self, path: Path, taken: DigestRecord) -> None:
         if taken.lasting:
-            self._known[path.name] = taken
+            self.known[path.name] = taken
             self._changed = True
         else:
             self.drop(path)
 
     def drop(self, path: Path) -> None:
-        self._changed |= self._known.pop(path.name, None) is not None
+        self._changed |= self.known.pop(path.name, None) is not None
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
 
     def save(self) -> None:
         if not self._changed:
             return
         self._changed = False
         with suppress(OSError):
-            files = {name: [sha, *stamp] for name, (sha, stamp, _) in self._known.items()}
+            files = {name: [sha, *stamp] for name, (sha, stamp, _) in self.known.items()}
             write_sealed(self._file, self._purpose, {"files": files})
             others = sorted(records().glob("*.json"), key=lambda file: file.stat().st_mtime)
             for old in others[:-MOST_RECORDS]:
                 old.unlink(missing_ok=True)
+
+
+def move_digests(old: Path, new: Path) -> None:
+    """Keep the digests of files in a folder that was renamed, so that its first load need not take them again."""
+    for folder in (new, *(path for path in new.rglob("*") if path.is_dir())):
+        before = _Record(old / folder.relative_to(new))
+        if before.known:
+            _Record(folder, before.known).save()
+        before.remove()
 
 
 def records() -> Path:

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files import checked as module
-from edgespec.runtimes.files.checked import Checked, records
+from edgespec.runtimes.files.checked import Checked, move_digests, records
 from edgespec.runtimes.files.sealed import key_file
 
 CONTENT = b"weights " * 1000
@@ -190,3 +190,19 @@ def test_it_is_remembered_on_this_kind_of_file_system(file: Path) -> None:
     load(file)
     with file.open("rb") as opened:
         assert (load(file).read == 0) == module._keeps_times(opened.fileno())
+
+
+def test_a_folder_that_is_renamed_takes_its_digests_along(remembered: Path) -> None:
+    """As an export does with what it has just written: the first load reads nothing again."""
+    inside = remembered.parent / "draft" / "model.data"
+    inside.parent.mkdir()
+    inside.write_bytes(CONTENT[:-1])
+    settle()
+    load(inside)
+    old, new = remembered.parent, remembered.parent.with_name("renamed")
+    old.rename(new)
+    move_digests(old, new)
+    assert [load(new / "model.data").read, load(new / "draft" / "model.data").read] == [0, 0]
+    assert len(list(records().glob("*.json"))) == 2
+    in_place(new / "model.data")
+    assert load(new / "model.data").read == 1
