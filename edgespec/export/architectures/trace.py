@@ -18,7 +18,7 @@ class Pass(Generic[X]):
     """Interprets a trace.  ``X`` is what an activation becomes: a value name in a graph, an array in numpy.
 
     A subclass handles an operation by a method of its name (``Operation.method``), whose parameters are the operation's
-    fields.  A block arrives as a function that runs it: that of ``sublayer`` takes the residual stream.  An operation
+    fields.  A block arrives as a function that runs it; a ``body`` takes the residual stream.  An operation
     without a method, a field that is no parameter unless it is None or False, and a field of a rule that ``heeds`` does
     not name unless it has its default value raise: nothing is dropped in silence.
     """
@@ -48,6 +48,10 @@ class Pass(Generic[X]):
         """
         if what := self.lacks(trace):
             raise UnsupportedModel(f"this model has {what}, which {type(self).__name__} does not handle")
+        return self.interpret(trace)
+
+    def interpret(self, trace: Block) -> X:
+        """Interpret a trace that the pass handles."""
         self._known: dict[Value, X] = {}
         self._last = last_uses(trace)
         return self._block(trace)
@@ -60,7 +64,7 @@ class Pass(Generic[X]):
 
     def _step(self, operation: Operation, made: tuple[Value, ...]) -> None:
         handled = _parameters(type(self), operation.method) or ()
-        given = {name: self._field(operation, value) for name, value in operation.fields.items() if name in handled}
+        given = {name: self._field(operation, name) for name in operation.fields if name in handled}
         found: Any = getattr(self, operation.method)(**given)
         if operation.method == "linear":
             self._known.update(zip(made, found, strict=True))
@@ -69,11 +73,12 @@ class Pass(Generic[X]):
         for value in self._last.get(id(operation), ()):  # an activation can be large
             self._known.pop(value, None)
 
-    def _field(self, operation: Operation, value: Any) -> Any:
+    def _field(self, operation: Operation, name: str) -> Any:
+        value = operation.fields[name]
         if isinstance(value, Value):
             return self._known[value]
         if isinstance(value, Block):
-            if operation.method != "sublayer":
+            if name != "body":
                 return lambda: self._block(value)
 
             def body(x: X) -> X:

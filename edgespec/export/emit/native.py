@@ -1,15 +1,15 @@
 """From a trace to the program of one ``Decoder`` node of native operators.
 
 The node's attribute is a program, one step a line (edgespec/runtimes/native/steps.inl); its inputs are the weights,
-memory-mapped and used in place.  Operations are fused while they are written down: a norm waits for the matrices that
-read it, a matrix for what happens to its product.  The plan of the weight file stores what the program names.
+memory-mapped and used in place.  Passes rewrite the trace first, so that an operation is a step or few (``fusions``);
+then a norm waits for the matrices that read it, and a product for the buffer that it goes to (``native_values``).  The
+plan of the weight file stores what the program names.
 
 ::
 
-    norm, q k v, rotation, cache  ->  quantize, heads        gate, up, gated  ->  quantize, glu
-    attention                     ->  attend                 o / down, residual  ->  (quantize,) linear add=1
-    o / down, norm, residual      ->  linear, norm add=1     up, activate  ->  linear, activate
-    q, memory                     ->  heads, attend memory=1
+    norm, project_and_attend      ->  quantize, heads, attend     norm, glu         ->  quantize, glu
+    norm, project_and_look_up     ->  quantize, heads, attend     add_product       ->  (quantize,) linear add=1
+    add_norm of a product         ->  linear, norm add=1          activate          ->  linear, activate
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
-from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Activation, Block, Kind
 from edgespec.export.architectures.rules import (
     AttentionRule,
@@ -34,6 +33,7 @@ from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
 from edgespec.export.drafters.heads import EMBEDDED as OWN_EMBEDDING
 from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS
+from edgespec.export.emit.fusions import fuse
 from edgespec.export.emit.native_heads import emit_heads
 from edgespec.export.emit.native_values import (
     LazyActivation,
@@ -72,6 +72,19 @@ class NativeOps(Waiting, Pass[Value]):
         self._inside = False  # a sub-layer
         self._beside = 0  # norms computed between sub-layers, in this layer
 
+    @classmethod
+    def lacks(cls, trace: Block) -> str:
+        """Name the operations of a model that this pass does not handle, once they are fused; "" = none."""
+        return super().lacks(fuse(trace))
+
+    def interpret(self, trace: Block) -> Value:
+        """Write a trace down; it is fused where the matrices of a kernel are of one kind, as a file's may not be."""
+
+        def alike(parts: tuple[Linear, ...]) -> bool:
+            return len({self.program.kind(part.weight) for part in parts}) == 1
+
+        return super().interpret(fuse(trace, alike))
+
     # -- the operations ------------------------------------------------------------------------------------------------
 
     def embed(self, weight: str, scale: float, positions: str | None) -> Value:
@@ -97,17 +110,17 @@ class NativeOps(Waiting, Pass[Value]):
     def prefill_context(self, context: Callable[[], None]) -> None:
         self._apart(self.gates.embed, context)
 
-    def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
-        self._heads((q, k, v), rule)
+    def project_and_append(self, x: Value, parts: tuple[Linear, ...], rule: AttentionRule) -> None:
+        self._project(x, parts, rule)
 
     def fill_memory(self, memory: Callable[[], None]) -> None:
         self._apart(self.gates.fill, memory)
 
-    def append_memory(self, k: Value, v: Value, rule: MemoryRule) -> None:
-        self._memory_heads((k, v), rule)
+    def project_memory(self, x: Value, parts: tuple[Linear, ...], rule: MemoryRule) -> None:
+        self._memory_heads(x, parts, rule)
 
-    def attend_memory(self, q: Value, rule: MemoryRule) -> Value:
-        self._memory_heads((q,), rule, shared=1, scale=float(rule.scale))
+    def project_and_look_up(self, x: Value, parts: tuple[Linear, ...], rule: MemoryRule) -> Value:
+        self._memory_heads(x, parts, rule, shared=1, scale=float(rule.scale))
         facts, program = self.arch.facts, self.program
         out = program.floats("attention", facts.heads * facts.head_dim)
         program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=facts.head_dim, out=out.id,
@@ -121,13 +134,9 @@ class NativeOps(Waiting, Pass[Value]):
         self._inside = False
         self._ready.clear()
 
-    def _memory_heads(self, given: tuple[Value, ...], rule: MemoryRule, **more: Field) -> None:
+    def _memory_heads(self, x: Value, parts: tuple[Linear, ...], rule: MemoryRule, **more: Field) -> None:
         facts, program = self.arch.facts, self.program
-        products = [value for value in given if isinstance(value, LazyProduct) and value.x == given[0].x]  # type: ignore[union-attr]
-        if len(products) < len(given):
-            raise ExportError("native operators expect keys and values of a memory to be products of one input")
-        parts = tuple(value.parts[value.part] for value in products)
-        act = self._acts(products[0].x, "hidden", parts)
+        act = self._acts(x, "hidden", parts)
         program.step("heads", act=act.id, **program.matrix(*parts, head_dim=facts.head_dim), k=act.width,
                      bias=program.bias(parts), dim=facts.head_dim, heads=facts.heads, kv=facts.kv_heads,
                      layer=rule.layer, memory=1, **more)  # fmt: skip
@@ -145,11 +154,19 @@ class NativeOps(Waiting, Pass[Value]):
         self.program.gated(gate, step, gate + 1)
         return out
 
-    def plus(self, x: Value, product: Value) -> Value:
-        out = self._as_floats(x, "x")
-        if not isinstance(product, LazyProduct):
-            raise ExportError("native operators expect a product that is added to rows")
-        self._multiply(product, out, add=True)
+    def add_product(self, to: Value, x: Value, part: Linear) -> Value:
+        out = self._as_floats(to, "x")
+        self._multiply(LazyProduct(x, part), out, add=True)
+        return out
+
+    def add_norm(self, to: Value, x: Value, norm: Norm, scale: str | None) -> Value:
+        out = self._as_floats(to, "x")
+        self._norm(LazyNorm(self._as_floats(x, self._buffer(x)), norm), out, add=1, scale=scale)
+        return out
+
+    def add_experts(self, to: Value, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
+        out = self._as_floats(to, "x")
+        self._mix(LazyExperts(h, rule, activation), out, add=True)
         return out
 
     def encoded(self, x: Value, norm: Norm | None) -> Value:
@@ -179,25 +196,23 @@ class NativeOps(Waiting, Pass[Value]):
         return out
 
     def norm(self, x: Value, norm: Norm) -> Value:
-        # a buffer for each projection: q and k wait side by side
-        use = x.parts[x.part].weight.split(".")[-2] if isinstance(x, LazyProduct) else "normed"
-        floats = self._as_floats(x, use)
+        floats = self._as_floats(x, self._buffer(x))
         if self._inside:
             return LazyNorm(floats, norm)
         self._beside += 1  # the stream will have changed before anybody reads it
         return self._computed(LazyNorm(floats, norm), f"beside.{self._beside}")
 
     def linear(self, x: Value, parts: tuple[Linear, ...], joined: bool) -> tuple[Value, ...]:
-        if joined:
-            return tuple(LazyProduct(x, parts, i) for i in range(len(parts)))
-        return tuple(LazyProduct(x, (part,), 0) for part in parts)
+        return tuple(LazyProduct(x, part) for part in parts)
 
-    def attention(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> Value:
-        self._heads((q, k, v), rule)
+    def project_and_attend(self, x: Value, parts: tuple[Linear, ...], rule: AttentionRule) -> Value:
+        self._project(x, parts, rule)
         return self._attend(rule)
 
-    def attention_over(self, q: Value, rule: AttentionRule) -> Value:
-        self._heads((q,), rule)
+    def attention(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> Value:
+        fields, given = self._head_fields(rule), zip((q, k, v), ("query", "key", "value"), strict=True)
+        rows = [self._as_floats(value, use).id for value, use in given]
+        self.program.step("heads", qx=rows[0], kx=rows[1], vx=rows[2], **fields)
         return self._attend(rule)
 
     def _attend(self, rule: AttentionRule) -> Value:
@@ -237,14 +252,10 @@ class NativeOps(Waiting, Pass[Value]):
         self.program.step("multiply", x=by.id, k=out.width, fn="sigmoid", out=out.id, times=times)
         return out
 
-    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
-        if not (isinstance(gate, LazyProduct) and isinstance(up, LazyProduct) and gate.x == up.x):
-            raise ExportError("native operators expect gate and up to be products of one input")
-        return LazyActivation(gate, activation, up)
+    def glu(self, x: Value, parts: tuple[Linear, ...], activation: Activation) -> Value:
+        return LazyActivation(x, parts, activation)
 
     def activate(self, x: Value, activation: Activation, numbers: str | None) -> Value:
-        if isinstance(x, LazyProduct) and numbers is None:
-            return LazyActivation(LazyProduct(x.x, (x.parts[x.part],), 0), activation)
         return self._activate(x, activation, numbers)
 
     def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
@@ -258,9 +269,7 @@ class NativeOps(Waiting, Pass[Value]):
                      times=rule.layers, first=rule.layer, scale=float(rule.scale), fn=activation)  # fmt: skip
         return out
 
-    def sublayer(
-        self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None, norm: Norm | None
-    ) -> Value:
+    def residual(self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], norm: Norm | None) -> Value:
         x = self._as_floats(x, "x")
         if kind == "attention":
             self._tap(x, layer)
@@ -268,17 +277,7 @@ class NativeOps(Waiting, Pass[Value]):
         def steps() -> None:
             if norm is not None:
                 self._norm(LazyNorm(x, norm), x)
-            y = body(x)
-            if isinstance(y, LazyNorm):
-                self._norm(y, x, add=1, scale=scale)
-            elif scale is not None:
-                raise ExportError("native operators expect a scaled sub-layer to end in a norm")
-            elif isinstance(y, LazyProduct):
-                self._multiply(y, x, add=True)
-            elif isinstance(y, LazyExperts):
-                self._mix(y, x, add=True)
-            else:
-                raise ExportError("native operators expect a sub-layer to end in a linear, norm or experts operation")
+            body(x)
 
         self._ready.clear()
         self._inside = True
@@ -314,30 +313,26 @@ class NativeOps(Waiting, Pass[Value]):
         act = self.program.quantize(out, "markov", MARKOV_OUT, rows=1)
         self.program.logits(act, Linear(MARKOV_OUT), raw=True)
 
-    def _heads(self, given: tuple[Value, ...], rule: AttentionRule) -> None:
+    def _project(self, x: Value, parts: tuple[Linear, ...], rule: AttentionRule) -> None:
         """Make queries, keys and values of a layer; of queries alone where another layer has the rest."""
-        facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
-        fields: Fields = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads, "layer": self._layer(rule),
-                          "scale": float(rule.scale)}  # fmt: skip
+        fields, shared = self._head_fields(rule), 1 if len(parts) == 1 else None
+        act = self._acts(x, "hidden", parts)
+        matrix = self.program.matrix(*parts, head_dim=rule.dim or self.arch.facts.head_dim)
+        self.program.step("heads", act=act.id, **matrix, k=act.width, bias=self.program.bias(parts), **fields,
+                          shared=shared)  # fmt: skip
+
+    def _head_fields(self, rule: AttentionRule) -> Fields:
+        """Say how heads are normed, rotated and stored."""
+        facts, program = self.arch.facts, self.program
+        fields: Fields = {"dim": rule.dim or facts.head_dim, "heads": facts.heads, "kv": facts.kv_heads,
+                          "layer": self._layer(rule), "scale": float(rule.scale)}  # fmt: skip
         if rule.rotary:
             fields |= program.rotation(rule.rotary)
         norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
         if any(norms.values()):
             fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
             fields |= {"eps": float(self.arch.eps), "late": 1 if rule.late_norms else None}
-        products, q = [value for value in given if isinstance(value, LazyProduct)], given[0]
-        parts = tuple(value.parts[value.part] for value in products)
-        together = isinstance(q, LazyProduct) and all(value.x == q.x for value in products)
-        # the matrices of a file may be of different kinds
-        if together and len(products) == len(given) and len({program.kind(part.weight) for part in parts}) == 1:
-            assert isinstance(q, LazyProduct)
-            fields["shared"] = 1 if len(given) == 1 else None
-            act = self._acts(q.x, "hidden", parts)
-            program.step("heads", act=act.id, **program.matrix(*parts, head_dim=dim), k=act.width,
-                         bias=program.bias(parts), **fields)  # fmt: skip
-        else:
-            rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
-            program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
+        return fields
 
     def _layer(self, rule: AttentionRule) -> int:
         """Whose keys and values a layer reads and writes: an encoder has room for one layer, and all use it."""

@@ -28,11 +28,10 @@ class LazySlice:
 
 @dataclass(frozen=True)
 class LazyProduct:
-    """A matrix product that waits for what happens to it; ``part`` of the matrices that share its input."""
+    """A matrix product that waits for the buffer that it goes to."""
 
     x: Value
-    parts: tuple[Linear, ...]
-    part: int
+    part: Linear
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,9 @@ class LazyExperts:
 class LazyActivation:
     """An activation of a product, times another where there is one, made together where a matrix reads it."""
 
-    x: LazyProduct
+    x: Value
+    parts: tuple[Linear, ...]  # gate and up, or up alone
     activation: Activation
-    up: LazyProduct | None = None
-
-    @property
-    def parts(self) -> tuple[Linear, ...]:
-        """The matrices."""
-        gate = self.x.parts[self.x.part]
-        return (gate,) if self.up is None else (gate, self.up.parts[self.up.part])
 
 
 Value = Floats | LazyNorm | QuantizedActivations | LazyProduct | LazySlice | LazyExperts | LazyActivation
@@ -71,9 +64,11 @@ class Waiting:
 
     def _width(self, x: Value) -> int:
         if isinstance(x, LazyProduct):
-            return self.plan.width(x.parts[x.part])
-        if isinstance(x, LazyNorm | LazyActivation):
-            return self._width(x.x)
+            return self.plan.width(x.part)
+        if isinstance(x, LazyActivation):
+            return self.plan.width(x.parts[0])
+        if isinstance(x, LazyNorm):
+            return x.x.width
         if isinstance(x, LazyExperts):
             return self.arch.facts.hidden
         return x.width
@@ -87,17 +82,13 @@ class Waiting:
             self._write(x, out)
             return out
         if isinstance(x, LazyProduct):
-            out = self.program.floats(use, self.plan.width(x.parts[x.part]))
-            self._multiply(LazyProduct(x.x, (x.parts[x.part],), 0), out, add=False)
+            out = self.program.floats(use, self.plan.width(x.part))
+            self._multiply(x, out, add=False)
             return out
         if isinstance(x, LazyNorm):
             return self._computed(x, f"normed {use}")
-        if isinstance(x, LazyActivation) and x.up is not None:
-            by, out = self._as_floats(x.x, "gate"), self._as_floats(x.up, use)
-            self.program.step("multiply", x=by.id, k=out.width, fn=x.activation, out=out.id)
-            return out
         if isinstance(x, LazyActivation):
-            return self._activate(x.x, x.activation, None)
+            return self._glu_as_floats(x, use)
         if isinstance(x, LazyExperts):
             out = self.program.floats(use, self.arch.facts.hidden)
             self._mix(x, out, add=False)
@@ -131,7 +122,7 @@ class Waiting:
         if isinstance(x, LazyActivation) and (x, form) not in self._ready:
             kinds = {self.program.kind(part.weight) for part in x.parts}  # the matrices of a file may differ
             if len(kinds) == 1 and activation_form(kinds.pop()) == form:
-                made = self._glu(x.x.x, x.parts, x.activation)
+                made = self._glu(x.x, x.parts, x.activation)
                 if isinstance(made, QuantizedActivations):
                     self._ready[x, form] = made
                 x = made
@@ -146,8 +137,12 @@ class Waiting:
             self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
         return self._ready[key]
 
+    def _buffer(self, x: Value) -> str:
+        """Name the buffer of what is normed: one for each projection, as q and k wait side by side."""
+        return x.part.weight.split(".")[-2] if isinstance(x, LazyProduct) else "normed"
+
     def _multiply(self, product: LazyProduct, out: Floats, add: bool) -> None:
-        parts = (product.parts[product.part],)
+        parts = (product.part,)
         self.program.linear(self._acts(product.x, "inner", parts), parts, out, add=add)
 
     def _glu(self, x: Value, parts: tuple[Linear, ...], activation: Activation) -> Floats | QuantizedActivations:
@@ -164,6 +159,15 @@ class Waiting:
         )
         self.program.step("glu", act=act.id, **fields, n=n, k=act.width, out=out.id, fn=_other(activation),
                    bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
+        return out
+
+    def _glu_as_floats(self, x: LazyActivation, use: str) -> Floats:
+        """Compute gate and up one after the other, where matrices differ or something else than a matrix reads it."""
+        *gates, last = (LazyProduct(x.x, part) for part in x.parts)
+        if not gates:
+            return self._activate(last, x.activation, None)
+        by, out = self._as_floats(gates[0], "gate"), self._as_floats(last, use)
+        self.program.step("multiply", x=by.id, k=out.width, fn=x.activation, out=out.id)
         return out
 
     def _activate(self, x: Value, activation: Activation, numbers: str | None) -> Floats:
