@@ -156,7 +156,7 @@ class Values:
         """Choose rows of the drafter's LM head, either its own or the target's."""
         arch = self.target.arch
         assert arch is not None
-        return with_tokens(drafter, arch, tokens) if drafter.arch.own_head else cut_drafter(drafter, tokens)
+        return with_tokens(drafter, arch, tokens) if drafter.spec.own_head else cut_drafter(drafter, tokens)
 
 
 def _open_target(options: ExportOptions, path: Path) -> SourceModel:

@@ -173,10 +173,10 @@ def _draft_rows(options: ExportOptions, target: SourceModel, draft: SourceModel,
 
 def _drafter_rows(options: ExportOptions, target: SourceModel, drafter: Drafter, known: Known[M]) -> int | None:
     """Return how many tokens a drafter is to score: as asked for; with the target's LM head, the fastest number."""
-    size, arch = options.draft_vocab, drafter.arch
+    size = options.draft_vocab
     assert target.arch is not None
     if size is None and drafter.tokens is None and drafter.method != EAGLE:
-        return best_vocab_rows(target.arch, arch, known.coverage)
-    if size == 0 and arch.own_head and drafter.tokens is not None:
+        return best_vocab_rows(target.arch, drafter.arch, known.coverage)
+    if size == 0 and drafter.spec.own_head and drafter.tokens is not None:
         return target.facts.vocab
     return size

@@ -76,7 +76,7 @@ class Made:
             mistake(checkpoint / "model.safetensors", mistaken)
         self.drafter = read_drafter(checkpoint, arch)
         if tokens is not None:
-            own = self.drafter.arch.own_head
+            own = self.drafter.spec.own_head
             self.drafter = with_tokens(self.drafter, arch, tokens) if own else cut_drafter(self.drafter, tokens)
         recorder = Pair(folder, arch, self.drafter).recorder()
         self.cache = draft_cache_of(recorder.target, recorder.slot)

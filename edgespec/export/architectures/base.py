@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec import extensions
 from edgespec.errors import ExportError
@@ -17,10 +16,11 @@ from edgespec.export.architectures.rows import grouped, head_rows, paired, stack
 from edgespec.export.architectures.rules import BEFORE, AttentionRule, Linear, LogitsRule, Norm, Norms
 from edgespec.export.architectures.settings import Settings, part_of
 from edgespec.export.architectures.shapes import Shapes
+from edgespec.export.architectures.specs import AudioEncoderSpec, DrafterSpec, VisionEncoderSpec
 from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.extensions import Table
-from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ImagePart, ModelFacts, SoundPart
+from edgespec.runtimes.files.manifest import ModelFacts, SourcePart
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
 ATTENTION, MLP, GATE = "self_attn.{}_proj", "mlp.{}_proj", "self_attn.output_gate_proj"
@@ -44,31 +44,6 @@ class Part:
     def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
         """Return the part's tensors, by Llama's name, where the checkpoint has others."""
         return {}
-
-
-class VisionEncoderSpec(NamedTuple):
-    """Vision encoder of a decoder; ``image``: its entry in the manifest.
-
-    The first projector makes the decoder's rows, each other one rows that are added after one of its first layers.
-    ``places``: learned positions [side * side, width] that the runtime resamples; None = the encoder has them.
-    """
-
-    image: ImagePart
-    tower: Architecture
-    projectors: list[Architecture]
-    places: Extra | None = None
-
-
-class AudioEncoderSpec(NamedTuple):
-    """Audio encoder of a decoder; ``sound``: its entry in the manifest; None = it reads captions.
-
-    ``convolutions``: over chunks of features, in sequence, before the encoder.
-    """
-
-    sound: SoundPart | None
-    tower: Architecture
-    projectors: list[Architecture]
-    convolutions: list[Architecture]
 
 
 def _is_architecture(made: object) -> bool:
@@ -153,27 +128,14 @@ class Architecture:
     # or as halves, but the other way round; everything after the architecture sees halves, in rows of q and k read in
     # another order
     pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
-    # of drafters
-    drafts: ClassVar[DrafterKind | None] = None  # the method; None = it is a model
-    block: int | None = None  # rows that a drafter of blocks was trained with
-    mask: int | None = None  # the placeholder token of a guess there
-    anchor: bool | None = None  # the pending token's row also guesses
-    own_head: bool = False  # its LM head is not the target's
-    beside: tuple[HeadGroup, ...] = ()  # groups of heads in its graph next to its LM head
-    scored: tuple[str, ...] = ()  # their matrices whose rows are tokens that can be guessed
-    confidence: Callable[[], NDArray[np.float32]] | None = None  # see ``DecoderPart``
-    masked: Callable[[], NDArray[np.float32]] | None = None  # the same
-    input_width: int = 0  # width of the float rows that a drafter's passes read; 0 = they read token ids
-    borrowed_kv_dims: tuple[int, ...] = ()  # sizes of heads of the target's layers whose keys and values it reads
-    reads: tuple[int, ...] = ()  # which of them each layer reads
-    target: Architecture | None = None  # the model it is for, where it is given embeddings that it does not norm
-    # of encoders and decoders
+    # what it reads, and what belongs to it
     both_ways: bool = False  # rows see each other: it is an encoder, which ends in rows (``Ops.encoded``)
-    encoder: Architecture | None = None  # of a decoder that attends over its output
+    input_width: int = 0  # width of the float rows that passes read; 0 = they read token ids
     inserts: int = 0  # columns of rows without a token's embedding, as an image's; 0 = none
-
-    sight: VisionEncoderSpec | None = None  # vision encoder of a decoder
-    hearing: AudioEncoderSpec | None = None  # audio encoder of a decoder
+    encoder: Architecture | None = None  # of a decoder that attends over its output
+    sight: VisionEncoderSpec | None = None
+    hearing: AudioEncoderSpec | None = None
+    drafter: DrafterSpec | None = None  # what makes it a drafter; None = it is a model
     text_half_of: str = ""  # other inputs of the whole model, as in "images"; "" = a text model
     codes: tuple[dict[str, Any], dict[str, str]] | None = None  # its own decoder of codes: config.json, names by ours
 
@@ -211,6 +173,11 @@ class Architecture:
                 "config.json says tie_word_embeddings, but the checkpoint holds an LM head (lm_head.weight) other than "
                 "the embedding: it is used, as in transformers"
             )
+
+    @property
+    def source_part(self) -> SourcePart | None:
+        """Return what it attends over beside its own text: the output of ``encoder``; None = nothing."""
+        return None
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:

@@ -30,7 +30,7 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
     """Write its weights and graphs into ``drafter/`` of the bundle's folder."""
     (folder / PREFIX).mkdir()
     write_tokens(folder / PREFIX, drafter.tokens)
-    for name, numbers in ((CONFIDENCE, drafter.arch.confidence), (MASKED, drafter.arch.masked)):
+    for name, numbers in ((CONFIDENCE, drafter.spec.confidence), (MASKED, drafter.spec.masked)):
         if numbers is not None:
             numbers().astype("<f4").tofile(folder / PREFIX / name)
     quantizer = _quantizer(choice).quantizer

@@ -195,8 +195,7 @@ def _final_norm(arch: Architecture) -> FinalNorm:
 
 def source_of(arch: Architecture) -> SourcePart | None:
     """Return what a decoder attends over; None = its own text alone."""
-    found: SourcePart | None = getattr(arch, "source_part", None) if arch.encoder is not None else None
-    return found
+    return arch.source_part if arch.encoder is not None else None
 
 
 def model_part(
@@ -211,14 +210,22 @@ def model_part(
     """Return the entry of a model, with those of its encoders."""
     encoder = None if spec.shares_encoder else arch.encoder
     facts, decoder, plan, prefix = counted(arch), None, spec.plan or HeadPlan(), spec.prefix
-    if arch.drafts:
+    if (drafter := arch.drafter) is not None:
         if spec.head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did
             less = prod(arch.tensors[arch.head.weight]) - spec.head_vocab.size * facts.hidden
             facts = facts.model_copy(update={"parameters": facts.parameters - less})
-        sure = f"{prefix}{CONFIDENCE}" if arch.confidence else None
-        masked = f"{prefix}{MASKED}" if arch.masked else None
-        decoder = DecoderPart(kind=arch.drafts, columns=arch.input_width, block=arch.block, mask=arch.mask,
-                              anchor=arch.anchor, confidence=sure, masked=masked, reads=list(arch.reads))  # fmt: skip
+        sure = f"{prefix}{CONFIDENCE}" if drafter.confidence else None
+        masked = f"{prefix}{MASKED}" if drafter.masked else None
+        decoder = DecoderPart(
+            kind=drafter.method,
+            columns=arch.input_width,
+            block=drafter.block,
+            mask=drafter.mask,
+            anchor=drafter.anchor,
+            confidence=sure,
+            masked=masked,
+            reads=list(drafter.reads),
+        )
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     source = source_of(arch)
     return ModelPart(
@@ -239,7 +246,7 @@ def model_part(
         min_rows=int(spec.format == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
         heads=list(plan.groups),
         head_vocab=spec.head_vocab,
-        final_norm=None if spec.draft or arch.drafts else _final_norm(arch),
+        final_norm=None if spec.draft or drafter else _final_norm(arch),
         cut=plan.only,
         tapped=list(plan.tapped),
         decoder=decoder,

@@ -121,4 +121,6 @@ def best_vocab_rows(
     target: Architecture, draft: Architecture, coverage: Callable[[int], float] = TYPICAL.__getitem__
 ) -> int | None:
     """As many rows of a draft's or drafter's LM head as are fastest (``fastest_size``)."""
-    return fastest_size(counted(target), counted(draft), coverage, draft.drafts)
+    return fastest_size(
+        counted(target), counted(draft), coverage, None if draft.drafter is None else draft.drafter.method
+    )

@@ -24,6 +24,7 @@ from edgespec.export.architectures.gemma4 import ROTATIONS, Gemma4
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rope import rotations_by_kind
 from edgespec.export.architectures.rules import Linear
+from edgespec.export.architectures.specs import DrafterSpec
 from edgespec.export.drafters.drafter import Drafter, Published, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import Extra, original
@@ -41,7 +42,6 @@ class Assistant(Gemma4):
     """
 
     model_type = MODEL_TYPE
-    drafts = "assistant"
     logits_cap = ("", 0.0)
     raw = False  # the target's hidden state is taken before its final norm, which no known checkpoint says
     target: Gemma4
@@ -49,8 +49,9 @@ class Assistant(Gemma4):
     def __init__(self, source: Checkpoint, target: Gemma4) -> None:
         self.target = target
         super().__init__(source)
-        self.input_width, self.borrowed_kv_dims = 2 * target.facts.hidden, tuple(target.facts.dims)
-        self.reads = tuple(map(self.source_of, range(self.facts.layers)))
+        self.input_width = 2 * target.facts.hidden
+        reads = tuple(map(self.source_of, range(self.facts.layers)))
+        self.drafter = DrafterSpec("assistant", kv_dims=tuple(target.facts.dims), reads=reads)
         for name, rotary in self.rotaries.items():  # queries meet keys that the target has turned
             own, its = (each.tables(2, self.facts.context) for each in (rotary, target.rotaries[name]))
             if not np.array_equal(own, its):

@@ -54,13 +54,14 @@ class DFlash(AuxHiddenDrafter):
     """
 
     model_type = "dflash"
-    drafts: ClassVar[DrafterKind] = "dflash"
+    method: ClassVar[DrafterKind] = "dflash"
     refused = (("conv_kernel_size", "convolutions of DFlash 2", "DFlash without"),)
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source, tapped, context)
-        self.block, self.mask = self.settings.integer("block_size"), self.settings.integer("mask_token_id")
-        self.masks = {self.mask} if self.mask is not None else set()
+        mask = self.settings.integer("mask_token_id")
+        self.drafter.block, self.drafter.mask = self.settings.integer("block_size"), mask
+        self.masks = {mask}
 
     def correct(self, source: Checkpoint) -> None:
         """Take up the heads of its checkpoint that correct guesses."""
@@ -121,12 +122,13 @@ def read_blocks(kind: type[DFlash], source: Checkpoint, target: Architecture) ->
     given = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), extra)
     arch = kind(given, len(tapped), target.facts.context)
     check_size(arch, target)
-    if not 2 <= (arch.block or 0) <= 64 or not 0 <= (arch.mask if arch.mask is not None else -1) < vocab:
-        raise ExportError(f"{source.path}: blocks of {arch.block} with mask {arch.mask}: expected 2 to 64 rows, and a "
+    spec = arch.drafter
+    if not 2 <= (spec.block or 0) <= 64 or not 0 <= (spec.mask if spec.mask is not None else -1) < vocab:
+        raise ExportError(f"{source.path}: blocks of {spec.block} with mask {spec.mask}: expected 2 to 64 rows, and a "
                           f"token below {vocab}")  # fmt: skip
     check_tensors(arch, given)
     check_embedding(source, target)
-    arch.target, arch.own_head = target, own
+    spec.target, spec.own_head = target, own
     given_to = config, source.config, target.config
     named = [each.get(key) for each in given_to for key in ("mask_token_id", "pad_token_id")]
     arch.masks |= {each for each in named if isinstance(each, int) and 0 <= each < vocab}

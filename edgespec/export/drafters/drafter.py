@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 from edgespec.export.architectures.base import HEAD, LAYERS, Architecture
 from edgespec.export.architectures.rules import AttentionRule
+from edgespec.export.architectures.specs import DrafterSpec
 from edgespec.export.drafters.head_choice import cut_draft
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, extended, rows_of
@@ -33,13 +34,18 @@ class Drafter:
     def plan(self) -> HeadPlan:
         """What its graphs have."""
         cut = self.tokens is not None
-        return HeadPlan(self.arch.beside, cut=cut, only=cut)
+        return HeadPlan(self.spec.heads, cut=cut, only=cut)
 
     @property
     def method(self) -> DrafterKind:
         """The method that drafts by it."""
-        assert self.arch.drafts is not None
-        return self.arch.drafts
+        return self.spec.method
+
+    @property
+    def spec(self) -> DrafterSpec:
+        """What makes its architecture a drafter."""
+        assert self.arch.drafter is not None
+        return self.arch.drafter
 
 
 class Published(NamedTuple):
@@ -99,12 +105,19 @@ class AuxHiddenDrafter(Architecture):
         source: the checkpoint.
         tapped: how many boundaries it looks at.
         context: the target's.
+
+    Attributes:
+        method: the method that drafts by it.
     """
+
+    method: ClassVar[DrafterKind]
+    drafter: DrafterSpec
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)
         self.facts = self.facts.model_copy(update={"context": context, "tied": False})
         self.input_width = (1 + tapped) * self.facts.hidden
+        self.drafter = DrafterSpec(self.method)
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -137,7 +150,7 @@ def extra_of(arch: Architecture, name: str) -> Extra:
 def cut_drafter(drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:
     """Let one that has the target's LM head score only some tokens, int64 [size], ascending."""
     arch = drafter.arch
-    beside = {name: rows_of(extra_of(arch, name), tokens) for name in arch.scored}
+    beside = {name: rows_of(extra_of(arch, name), tokens) for name in drafter.spec.scored}
     cut_draft(arch, tokens)
     arch.source = extended(arch.source, beside)
     return Drafter(arch, drafter.tapped, tokens, drafter.notes)

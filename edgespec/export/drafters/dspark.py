@@ -36,11 +36,11 @@ class DSpark(DFlash):
     """See the module."""
 
     model_type = "dspark"
-    drafts: ClassVar[DrafterKind] = "dspark"
+    method: ClassVar[DrafterKind] = "dspark"
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source, tapped, context)
-        self.anchor = self.settings.flag(ANCHOR, True)
+        self.drafter.anchor = self.settings.flag(ANCHOR, True)
 
     def correct(self, source: Checkpoint) -> None:
         """Take up the Markov head and the confidence head, as far as the configuration says that it has them."""
@@ -60,12 +60,12 @@ class DSpark(DFlash):
                 raise ExportError(f"{source.path}: {name} has shape {list(source.shape(name))}, expected {list(shape)}",
                                   "config.json and the weights belong to different drafters")  # fmt: skip
         if rank:
-            self.beside = (HeadGroup(name=MARKOV, kind="markov", count=1, inner=rank, own=True),)
-            self.scored = (MARKOV_OUT,)
+            self.drafter.heads = (HeadGroup(name=MARKOV, kind="markov", count=1, inner=rank, own=True),)
+            self.drafter.scored = (MARKOV_OUT,)
             found = {MARKOV_TOKENS: original(source, W1), MARKOV_OUT: original(source, W2)}
             self.source = extended(self.source, found)
         if SURE in shapes:
-            self.confidence = lambda: self._confidence(source, with_markov)
+            self.drafter.confidence = lambda: self._confidence(source, with_markov)
 
     def _confidence(self, source: Checkpoint, with_markov: bool) -> NDArray[np.float32]:
         """Return the epsilon of the last norm, weights of a row and what tokens add, [1 + hidden + vocab]."""

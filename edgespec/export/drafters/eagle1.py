@@ -12,7 +12,7 @@ in config.json says what it is: it is known by its tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from edgespec.export.architectures.base import FINAL_NORM, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import BEFORE, Linear, Norms
+from edgespec.export.architectures.specs import DrafterSpec
 from edgespec.export.drafters.drafter import Drafter, Published, check_size, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, held, original
 from edgespec.export.source.source import Checkpoint, ConfigOnly
-from edgespec.runtimes.files.manifest import DrafterKind
 
 FUSE_BIAS, TARGET_NORM = "fc.bias", "target_norm"
 
@@ -40,12 +40,12 @@ class Eagle1(Architecture):
     """
 
     model_type = "eagle1"
-    drafts: ClassVar[DrafterKind] = "eagle1"
 
     def __init__(self, source: Checkpoint, context: int) -> None:
         super().__init__(source)
         self.facts = self.facts.model_copy(update={"context": context, "tied": False})
         self.input_width = 2 * self.facts.hidden
+        self.drafter = DrafterSpec("eagle1")
 
     def build(self, ops: Ops) -> Value:
         """Build the decoder with ``ops``, from a pass's inputs to its logits."""

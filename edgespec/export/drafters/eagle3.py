@@ -55,12 +55,12 @@ class Eagle3(AuxHiddenDrafter):
     """
 
     model_type = "eagle3"
-    drafts: ClassVar[DrafterKind] = "eagle"
-    own_head = True
+    method: ClassVar[DrafterKind] = "eagle"
     hidden_first = False  # which no known layout says
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source, tapped, context)
+        self.drafter.own_head = True
         self.norm_first = self.settings.flag("norm_before_residual")
 
     def build(self, ops: Ops) -> Value:
@@ -126,7 +126,7 @@ class PEagle(Eagle3):
     """EAGLE-3 whose guesses are made in one pass; see the module."""
 
     model_type = "peagle"
-    drafts: ClassVar[DrafterKind] = "peagle"
+    method: ClassVar[DrafterKind] = "peagle"
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source, tapped, context)
@@ -136,7 +136,7 @@ class PEagle(Eagle3):
         expected = (1, 1, tapped * self.facts.hidden)
         if not isinstance(source, ConfigOnly) and source.shape(MASK) != expected:
             raise ExportError(f"{source.path}: {MASK} has shape {list(source.shape(MASK))}, expected {list(expected)}")
-        self.mask, self.masked = mask, lambda: source.read(MASK).reshape(-1)
+        self.drafter.mask, self.drafter.masked = mask, lambda: source.read(MASK).reshape(-1)
 
     def embeds(self, source: Checkpoint) -> None:
         """Take up its own embedding."""
@@ -146,7 +146,7 @@ class PEagle(Eagle3):
                 f"{source.path}: {EMBEDDING} has shape {list(source.shape(EMBEDDING))}, expected {list(expected)}",
                 "take the drafter that was made for this model",
             )
-        self.beside = (HeadGroup(name=OWN, kind="embedding", count=1),)
+        self.drafter.heads = (HeadGroup(name=OWN, kind="embedding", count=1),)
         self.source = extended(self.source, {EMBEDDED_BY: original(source, EMBEDDING)})
 
 

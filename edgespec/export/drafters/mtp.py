@@ -20,6 +20,7 @@ from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import Linear
+from edgespec.export.architectures.specs import DrafterSpec
 from edgespec.export.drafters.drafter import Drafter, Published, kind_of
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import DerivedCheckpoint, ExtendedCheckpoint, Extra, original
@@ -62,13 +63,13 @@ class Mtp(Architecture):
         raw: the target's hidden state is taken before its final norm, which no known layout says.
     """
 
-    drafts = "mtp"
     hidden_first = raw = False
 
     def __init__(self, source: Checkpoint, context: int, hidden_first: bool) -> None:
         super().__init__(source)
         self.facts = self.facts.model_copy(update={"context": context})
         self.input_width, self.hidden_first = 2 * self.facts.hidden, hidden_first
+        self.drafter = DrafterSpec("mtp")
 
     def build(self, ops: Ops) -> Value:
         """Build the decoder with ``ops``, from a pass's inputs to its logits."""

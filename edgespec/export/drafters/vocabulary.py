@@ -35,7 +35,7 @@ def check_embedding(source: Checkpoint, target: Architecture) -> None:
 def scored_tokens(source: Checkpoint, arch: Architecture) -> NDArray[np.int64] | None:
     """Return what each row of a drafter's own LM head scores, int64 [size]; None = all tokens, in order.
 
-    Rows are put in ascending order of their tokens, with those of ``arch.scored``.
+    Rows are put in ascending order of their tokens, with those of ``DrafterSpec.scored``.
     """
     rows, vocab = source.shape(HEAD_WEIGHT)[0], arch.facts.vocab
     if not source.has(OFFSETS):
@@ -59,9 +59,9 @@ def scored_tokens(source: Checkpoint, arch: Architecture) -> NDArray[np.int64] |
         )
     if rows == vocab:
         return None
-    order = np.argsort(tokens)
+    order, scored = np.argsort(tokens), arch.drafter.scored if arch.drafter else ()
     ascending = (order == np.arange(rows)).all()
-    own = {CUT: original(source, HEAD_WEIGHT)} | {name: extra_of(arch, name) for name in arch.scored}
+    own = {CUT: original(source, HEAD_WEIGHT)} | {name: extra_of(arch, name) for name in scored}
     arch.source = extended(
         arch.source, own if ascending else {name: rows_of(each, order) for name, each in own.items()}
     )
@@ -99,7 +99,7 @@ def with_tokens(drafter: Drafter, target: Architecture, tokens: NDArray[np.int64
         notes.append(f"{int((~known).sum())} of the {len(tokens)} tokens that it guesses are new to it: their rows of "
                      "the LM head are the model's, mapped to its own")  # fmt: skip
     found: dict[str, Extra] = {CUT: held(head)}
-    for name in arch.scored:  # what a token that is new to it has there is not known: nothing
+    for name in drafter.spec.scored:  # what a token that is new to it has there is not known: nothing
         values, more = extra_of(arch, name), np.zeros((len(tokens), *extra_of(arch, name).shape[1:]), np.float32)
         more[known] = values.read(slice(None), None)[np.searchsorted(own, tokens[known])]
         found[name] = held(more)

@@ -73,7 +73,8 @@ class Program:
         self.gates = self.plane = 0
         self._steps: list[tuple[str, dict[str, Field]]] = []
         self._buffers: dict[tuple[str, str], tuple[int, int]] = {}  # (floats or acts, use) -> id, width
-        self._declared = [f"lent {layer} {dim}" for layer, dim in enumerate(self.arch.borrowed_kv_dims)]
+        lent = self.arch.drafter.kv_dims if self.arch.drafter else ()
+        self._declared = [f"lent {layer} {dim}" for layer, dim in enumerate(lent)]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ from edgespec.export.emit.plan import StoragePlan
 
 def native_only(arch: Architecture) -> str:
     """Name what of a model only native operators compute; "" = stock ones compute it all."""
-    return GraphOps.lacks(arch.trace()) or ("tables of tokens beside its layers" if arch.beside else "")
+    return GraphOps.lacks(arch.trace()) or (
+        "tables of tokens beside its layers" if arch.drafter and arch.drafter.heads else ""
+    )
 
 
 class GraphOps(GraphPieces, Pass[str]):

@@ -85,7 +85,7 @@ def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]
         found.append(Reading(swapped, tapped, {**first.flags, "hidden_first": True}))
     if isinstance(arch, DFlash):
         found += _others_looked_at(first, layers, "target_layer_ids", 1)
-        for mask in sorted(arch.masks - {arch.mask}):
+        for mask in sorted(arch.masks - {arch.drafter.mask}):
             found.append(Reading(f"mask_token_id: {mask} in its config.json", tapped, mask=mask))
     if isinstance(arch, (Assistant, DFlash)) and scale >= SCALED:
         stored = f"embeddings as they are stored, not {scale:.3g} times that, as the model has them{UNSAID}"
@@ -200,7 +200,7 @@ class Trials:
 
     def _scale(self) -> float:
         """Return what the target multiplies embeddings by, where the drafter is given them as they are."""
-        of = self.drafter.arch.target
+        of = self.drafter.spec.target
         if of is None:
             return 1.0
         stored = of.source.read(of.embedding, slice(0, ROWS))  # [rows, hidden]
