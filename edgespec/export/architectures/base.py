@@ -3,47 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec import extensions
 from edgespec.errors import ExportError
-from edgespec.export.architectures.ops import Block, Ops, Value
+from edgespec.export.architectures.formula import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Decoder, Switch
+from edgespec.export.architectures.ops import Block, Ops
 from edgespec.export.architectures.rope import Rotary, check_heads, rope_facts, rope_parameters
 from edgespec.export.architectures.rows import grouped, head_rows, paired, stacked
-from edgespec.export.architectures.rules import BEFORE, AttentionRule, Linear, LogitsRule, Norm, Norms
+from edgespec.export.architectures.rules import AttentionRule, Linear, LogitsRule, Norm
 from edgespec.export.architectures.settings import Settings, part_of
 from edgespec.export.architectures.shapes import Shapes
-from edgespec.export.architectures.specs import AudioEncoderSpec, DrafterSpec, VisionEncoderSpec
 from edgespec.export.source.derived import DerivedCheckpoint, Extra, affine, original, rows_of, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.extensions import Table
-from edgespec.runtimes.files.manifest import ModelFacts, SourcePart
-
-EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
-ATTENTION, MLP, GATE = "self_attn.{}_proj", "mlp.{}_proj", "self_attn.output_gate_proj"
-QKV = tuple(ATTENTION.format(part) for part in "qkv")
-
-Switch = bool | tuple[str, bool]
-"""On or off; or a key of config.json and its default."""
+from edgespec.runtimes.files.manifest import DrafterKind, HeadGroup, ImagePart, ModelFacts, SoundPart, SourcePart
 
 
-class Part:
-    """Replacement of attention (``Architecture.states``) or of the MLP (``Architecture.experts``) in some layers."""
+class VisionEncoderSpec(NamedTuple):
+    """Vision encoder of a decoder.
 
-    def configure(self, arch: Architecture) -> dict[str, Any]:
-        """Return facts that config.json implies."""
-        return {}
+    Attributes:
+        image: its entry in the manifest.
+        tower: the encoder.
+        projectors: the first makes the decoder's rows, each other one rows that are added after one of its first
+            layers.
+        places: learned positions [side * side, width] that the runtime resamples; None = the encoder has them.
+    """
 
-    def run(self, arch: Architecture, ops: Ops, h: Value, layer: int) -> Value:
-        """Compute the sub-layer of a layer, [1, T, hidden], from a normed stream h of that shape."""
-        raise NotImplementedError
+    image: ImagePart
+    tower: Architecture
+    projectors: list[Architecture]
+    places: Extra | None = None
 
-    def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
-        """Return the part's tensors, by Llama's name, where the checkpoint has others."""
-        return {}
+
+class AudioEncoderSpec(NamedTuple):
+    """Audio encoder of a decoder.
+
+    Attributes:
+        sound: its entry in the manifest; None = it reads captions.
+        tower: the encoder.
+        projectors: make the decoder's rows.
+        convolutions: over chunks of features, in sequence, before the encoder.
+    """
+
+    sound: SoundPart | None
+    tower: Architecture
+    projectors: list[Architecture]
+    convolutions: list[Architecture]
+
+
+@dataclass
+class DrafterSpec:
+    """Facts that only a drafter has; ``DecoderPart`` of the manifest says more.
+
+    Attributes:
+        method: the method that drafts by it.
+        own_head: its LM head is not the target's.
+        block: rows that a drafter of blocks was trained with.
+        mask: the placeholder token of a guess there.
+        anchor: the pending token's row also guesses.
+        heads: groups of heads in its graph next to its LM head.
+        scored: their matrices whose rows are tokens that can be guessed.
+        confidence, masked: give these numbers.
+        kv_dims: sizes of heads of the target's layers whose keys and values it reads.
+        reads: which of them each layer reads.
+        target: the model it is for, where it is given embeddings that it does not norm.
+    """
+
+    method: DrafterKind
+    own_head: bool = False
+    block: int | None = None
+    mask: int | None = None
+    anchor: bool | None = None
+    heads: tuple[HeadGroup, ...] = ()
+    scored: tuple[str, ...] = ()
+    confidence: Callable[[], NDArray[np.float32]] | None = None
+    masked: Callable[[], NDArray[np.float32]] | None = None
+    kv_dims: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    target: Architecture | None = None
 
 
 def _is_architecture(made: object) -> bool:
@@ -72,7 +115,7 @@ def known(model_type: str, example: str, features: str) -> Callable[[type[Kind]]
     return register
 
 
-class Architecture:
+class Architecture(Decoder):
     """A decoder with rotary attention and a gated MLP, both after a norm; subclasses state only the differences.
 
     The decoder below and everything after it use Llama's names, for any checkpoint.
@@ -98,22 +141,14 @@ class Architecture:
     head_bias: bool = False  # of the LM head
     # norms
     epsilon: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # its key, and its default
-    norms: ClassVar[Norms] = BEFORE  # positions
     norm_weight_is_offset: ClassVar[bool] = False  # they multiply by 1 + weight
     layer_norms: ClassVar[bool] = False  # not root-mean-square norms
     norm_bias: ClassVar[bool] = True  # of layer norms
     head_norms: ClassVar[tuple[str, str] | None] = None  # modules of the norms of each head of q and k
     late_head_norms: ClassVar[bool] = False  # these norms come after the rotation
-    row_norms: ClassVar[bool] = False  # q and k are normed as whole rows, by ``q_norm`` and ``k_norm``
     # sub-layers
-    parallel: Switch = False  # attention and MLP read the same stream
-    one_norm: bool = True  # both read attention's norm
-    output_gate: ClassVar[Switch] = False  # attention is multiplied by the sigmoid of a projection (GATE) of its input
     activation_key: ClassVar[str] = "hidden_act"
     activation_default: str = "silu"
-    gated_mlp: bool = True  # activation(gate) * up, not only activation(up)
-    states: ClassVar[Part | None] = None  # replaces attention in ``facts.convolutions``
-    experts: ClassVar[Part | None] = None  # replaces the MLP in ``facts.experts.layers``
     score_size: ClassVar[str] = ""  # the key of the size whose root divides scores; "" = that of heads
     score_cap: ClassVar[str] = ""  # the key of the cap of scores; "" = there is none
     logits_cap: ClassVar[tuple[str, float]] = ("", 0.0)  # the same of logits, and its default
@@ -129,9 +164,7 @@ class Architecture:
     # another order
     pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
     # what it reads, and what belongs to it
-    both_ways: bool = False  # rows see each other: it is an encoder, which ends in rows (``Ops.encoded``)
     input_width: int = 0  # width of the float rows that passes read; 0 = they read token ids
-    inserts: int = 0  # columns of rows without a token's embedding, as an image's; 0 = none
     encoder: Architecture | None = None  # of a decoder that attends over its output
     sight: VisionEncoderSpec | None = None
     hearing: AudioEncoderSpec | None = None
@@ -176,7 +209,7 @@ class Architecture:
 
     @property
     def source_part(self) -> SourcePart | None:
-        """Return what it attends over beside its own text: the output of ``encoder``; None = nothing."""
+        """Return the entry of what it attends over, the output of ``encoder``; None = only its own text."""
         return None
 
     @property
@@ -193,95 +226,12 @@ class Architecture:
         factors = [float(found["factor"]) for found in scaling if found["rope_type"] == "dynamic"]
         return int(self.settings.integer("max_position_embeddings", self.context_default) * min(factors, default=1.0))
 
-    # -- the decoder -----------------------------------------------------------------------------------------------
-
     def trace(self) -> Block:
         """Record the whole decoder as a list of operations."""
         ops = Ops()
         return ops.block(lambda: self.build(ops))
 
-    def build(self, ops: Ops) -> Value:
-        """Say the whole decoder, embedding to logits, or the whole encoder."""
-        x = self.embed(ops)
-        for layer in range(self.facts.layers):
-            x = self.layer(ops, x, layer)
-            if (first := self.facts.hidden * (1 + layer)) < self.inserts:
-                x = ops.insert(x, first)
-        return self.end(ops, x)
-
-    def embed(self, ops: Ops) -> Value:
-        """Build the residual stream before the first layer."""
-        return ops.embed(self.embedding)
-
-    def end(self, ops: Ops, x: Value) -> Value:
-        """Build the final norm and the output layers."""
-        return ops.encoded(x, self.final_norm) if self.both_ways else ops.head(x, self.final_norm, self.head)
-
-    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
-        """Build one layer: attention, then MLP; or both of the same stream."""
-        if not self.on(self.parallel):
-            x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
-            return ops.sublayer("mlp", layer, x, lambda x: self.mlp(ops, x, layer))
-        norms = self.norms_of(layer)
-        h = self.normed(ops, x, layer, norms.attention if self.one_norm else norms.mlp)
-        if self.one_norm:
-            x = ops.sublayer("attention", layer, x, lambda x: self.attend(ops, h, layer))
-        else:
-            x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
-        return ops.sublayer("mlp", layer, x, lambda x: self.transform(ops, h, layer))
-
-    def attention(self, ops: Ops, x: Value, layer: int) -> Value:
-        """Build an attention sub-layer without its residual."""
-        norms = self.norms_of(layer)
-        y = self.attend(ops, self.normed(ops, x, layer, norms.attention), layer)
-        return self.normed(ops, y, layer, norms.after_attention)
-
-    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
-        """Build attention, or its replacement, without norms."""
-        if self.states is not None and layer in self.facts.convolutions:
-            return self.states.run(self, ops, h, layer)
-        q, k, v = ops.linear(h, *(self.linear(layer, module) for module in QKV), joined=not self.row_norms)
-        if self.row_norms:
-            at = f"{LAYERS}.{layer}.self_attn"
-            q, k = ops.norm(q, self.norm(f"{at}.q_norm")), ops.norm(k, self.norm(f"{at}.k_norm"))
-        gates = ops.linear(h, self.linear(layer, GATE)) if self.on(self.output_gate) else ()
-        y = ops.attention(q, k, v, self.rule(layer))
-        for gate in gates:
-            y = ops.sigmoid_gate(y, gate)
-        return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
-
-    def mlp(self, ops: Ops, x: Value, layer: int) -> Value:
-        """Build an MLP sub-layer without its residual."""
-        norms = self.norms_of(layer)
-        y = self.transform(ops, self.normed(ops, x, layer, norms.mlp), layer)
-        return self.normed(ops, y, layer, norms.after_mlp)
-
-    def transform(self, ops: Ops, h: Value, layer: int) -> Value:
-        """Build the MLP, or the experts in its place, without norms."""
-        mixed = self.facts.experts
-        if self.experts is not None and mixed is not None and layer in mixed.layers:
-            return self.experts.run(self, ops, h, layer)
-        return self.dense(ops, h, layer)
-
-    def dense(self, ops: Ops, h: Value, layer: int) -> Value:
-        """Build the MLP that every row goes through."""
-        if self.gated_mlp:
-            gate, up = ops.linear(h, *(self.linear(layer, MLP.format(name)) for name in ("gate", "up")))
-            inner = ops.gated(gate, up, self.activation)
-        else:
-            (up,) = ops.linear(h, self.linear(layer, MLP.format("up")))
-            inner = ops.activate(up, self.activation, self.numbers(layer))
-        return ops.linear(inner, self.linear(layer, MLP.format("down")))[0]
-
-    def normed(self, ops: Ops, x: Value, layer: int, module: str | None) -> Value:
-        """Apply a norm of a layer to x; x itself without such a norm."""
-        return x if module is None else ops.norm(x, self.norm(f"{LAYERS}.{layer}.{module}"))
-
     # -- decisions of subclasses --------------------------------------------------------------------------------------
-
-    def numbers(self, layer: int) -> str | None:
-        """Learnt numbers of a layer's activation."""
-        return None
 
     def width(self, weight: str) -> int | None:
         """Rows of a matrix that are not as many as its name says elsewhere; None = they are."""
@@ -321,9 +271,6 @@ class Architecture:
         """Whether a projection of a layer, such as ``self_attn.q_proj``, has a bias."""
         found = [begin for begin in self.biases if module.startswith(begin)]
         return bool(found) and self.on(self.biases[max(found, key=len)])
-
-    def norms_of(self, layer: int) -> Norms:
-        return self.norms
 
     def rotations(self) -> dict[str, Rotary]:
         """Return the rotary tables by name; ``rope`` is the main one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isqrt
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.specs import VisionEncoderSpec
+from edgespec.export.architectures.base import VisionEncoderSpec
 from edgespec.export.architectures.towers import HALVES, MERGED_NORM, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import affine, original, transposed
 from edgespec.runtimes.files.images import Gemma3Pixels, ImagePart, ImageWords, MergePart

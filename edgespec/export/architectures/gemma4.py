@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture, known
+from edgespec.export.architectures.base import Architecture, known
+from edgespec.export.architectures.formula import ATTENTION, LAYERS
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
 from edgespec.export.architectures.rows import turned_first, turned_rows

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.export.architectures.base import LAYERS, QKV, Architecture, known
+from edgespec.export.architectures.base import Architecture, known
+from edgespec.export.architectures.formula import LAYERS, QKV
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import BEFORE, LogitsRule
 from edgespec.export.source.derived import Extra, original, rows_of, transposed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.specs import VisionEncoderSpec
+from edgespec.export.architectures.base import VisionEncoderSpec
 from edgespec.export.architectures.towers import HALVES, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import taken
 from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, ImageWords, MergePart

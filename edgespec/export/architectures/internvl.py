@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, LAYERS
+from edgespec.export.architectures.base import VisionEncoderSpec
+from edgespec.export.architectures.formula import ATTENTION, FINAL_NORM, LAYERS
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.qwen_vl import DEVIATION, MEAN
-from edgespec.export.architectures.specs import VisionEncoderSpec
 from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import Extra, Floats, made_of, original, taken
 from edgespec.export.source.source import Checkpoint

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import EMBEDDING, FINAL_NORM, HEAD, Architecture, known
+from edgespec.export.architectures.base import Architecture, known
+from edgespec.export.architectures.formula import EMBEDDING, FINAL_NORM, HEAD
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import Linear
 from edgespec.export.source.activations import ACTIVATE

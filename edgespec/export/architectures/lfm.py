@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, GATE, LAYERS, Architecture, known
+from edgespec.export.architectures.base import Architecture, known
 from edgespec.export.architectures.experts import Experts, first_of
+from edgespec.export.architectures.formula import ATTENTION, GATE, LAYERS
 from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
 from edgespec.export.architectures.rows import turned_first, turned_rows
 from edgespec.export.architectures.rules import Norms

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.export.architectures.base import EMBEDDING, LAYERS, QKV, Architecture, known
+from edgespec.export.architectures.base import Architecture, known
+from edgespec.export.architectures.formula import EMBEDDING, LAYERS, QKV
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.rules import AFTER, AttentionRule
 from edgespec.export.source.derived import Extra, Floats, held, normed, original

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import EMBEDDING, HEAD, QKV, Architecture, known
+from edgespec.export.architectures.base import Architecture, AudioEncoderSpec, known
+from edgespec.export.architectures.formula import EMBEDDING, HEAD, QKV
 from edgespec.export.architectures.rope import Rotary
-from edgespec.export.architectures.specs import AudioEncoderSpec
 from edgespec.export.architectures.t5 import T5
 from edgespec.export.architectures.towers import FIRST, SECOND, Projector
 from edgespec.export.source.derived import Extra, held, joined, original, taken

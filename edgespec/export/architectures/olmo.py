@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgespec.export.architectures.base import LAYERS, Architecture, known
+from edgespec.export.architectures.base import Architecture, known
 from edgespec.export.architectures.experts import Experts
+from edgespec.export.architectures.formula import LAYERS
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.rules import AFTER, BEFORE, Norms
 from edgespec.export.architectures.states import NegativeDeltaRules

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgespec.export.architectures.base import ATTENTION, GATE, LAYERS, QKV, Architecture, known
+from edgespec.export.architectures.base import Architecture, known
 from edgespec.export.architectures.experts import Experts
+from edgespec.export.architectures.formula import ATTENTION, GATE, LAYERS, QKV
 from edgespec.export.architectures.states import DeltaRules, FusedDeltaRules
 from edgespec.export.source.derived import Extra, original, rows_of
 from edgespec.export.source.source import Checkpoint

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.base import VisionEncoderSpec
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.qwen_vl import Qwen3VlTower, image_of, pixels_of
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.specs import VisionEncoderSpec
 from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, VisionCheckpoint
 from edgespec.export.source.derived import taken
 from edgespec.runtimes.files.images import WindowsPart

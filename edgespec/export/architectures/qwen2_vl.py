@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.export.architectures.base import FINAL_NORM, LAYERS
+from edgespec.export.architectures.base import VisionEncoderSpec
+from edgespec.export.architectures.formula import FINAL_NORM, LAYERS
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.qwen_vl import Qwen3VlTower, image_of, pixels_of
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.specs import VisionEncoderSpec
 from edgespec.export.architectures.towers import FIRST, SECOND, Projector, VisionCheckpoint
 from edgespec.export.source.derived import Extra, affine, original, taken
 from edgespec.export.source.source import Checkpoint

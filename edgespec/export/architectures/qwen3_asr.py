@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture
+from edgespec.export.architectures.base import Architecture, AudioEncoderSpec
+from edgespec.export.architectures.formula import ATTENTION, FINAL_NORM
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.specs import AudioEncoderSpec
 from edgespec.export.architectures.towers import FIRST, PLACES, SECOND, MultimodalCheckpoint, Projector, Tower
 from edgespec.export.architectures.whisper import PADDED
 from edgespec.export.source.derived import Extra, Floats, held, made_of, original, taken

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import FINAL_NORM, LAYERS, QKV
+from edgespec.export.architectures.base import VisionEncoderSpec
+from edgespec.export.architectures.formula import FINAL_NORM, LAYERS, QKV
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.specs import VisionEncoderSpec
 from edgespec.export.architectures.towers import FIRST, MERGED_NORM, SECOND, Projector, Tower, VisionCheckpoint
 from edgespec.export.source.derived import Extra, Floats, original, rows_of, taken
 from edgespec.export.source.source import Checkpoint

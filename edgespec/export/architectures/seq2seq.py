@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from edgespec.export.architectures.base import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Architecture, Switch, known
+from edgespec.export.architectures.base import Architecture, known
+from edgespec.export.architectures.formula import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Switch
 from edgespec.export.architectures.ops import Kind, Ops, Value
 from edgespec.export.architectures.rules import MemoryRule, Norm, Norms
 from edgespec.export.source.derived import Extra, flat, held, original, rows_of

@@ -18,10 +18,9 @@ from edgespec.export.architectures import (
     qwen_vl,
     voxtral,
 )
-from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.base import Architecture, AudioEncoderSpec, VisionEncoderSpec
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.rope import axes_of
-from edgespec.export.architectures.specs import AudioEncoderSpec, VisionEncoderSpec
 from edgespec.export.architectures.towers import MultimodalCheckpoint, Tower, VisionCheckpoint
 from edgespec.export.source.derived import DerivedCheckpoint
 from edgespec.export.source.source import Checkpoint, ConfigOnly

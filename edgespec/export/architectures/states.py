@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import LAYERS, Architecture, Part
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.formula import LAYERS, Part
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import ConvolutionRule, DeltaRule
 from edgespec.export.architectures.settings import part_of

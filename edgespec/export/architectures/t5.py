@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, EMBEDDING, FINAL_NORM, LAYERS, QKV, known
+from edgespec.export.architectures.base import known
+from edgespec.export.architectures.formula import ATTENTION, EMBEDDING, FINAL_NORM, LAYERS, QKV
 from edgespec.export.architectures.rules import AttentionRule, LogitsRule, RelativeRule
 from edgespec.export.architectures.seq2seq import CROSS, EncoderDecoder
 from edgespec.export.source.derived import Extra, Floats, made_of, original

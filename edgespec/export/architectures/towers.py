@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, FINAL_NORM, Architecture
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.formula import ATTENTION, FINAL_NORM
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import Linear, Norm
 from edgespec.export.architectures.settings import Settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.export.architectures.specs import AudioEncoderSpec
+from edgespec.export.architectures.base import AudioEncoderSpec
 from edgespec.export.architectures.towers import FIRST, SECOND, MultimodalCheckpoint, Projector
 from edgespec.export.architectures.whisper import Whisper
 from edgespec.export.source.derived import taken

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.export.architectures.base import ATTENTION, EMBEDDING, FINAL_NORM, known
+from edgespec.export.architectures.base import known
+from edgespec.export.architectures.formula import ATTENTION, EMBEDDING, FINAL_NORM
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import Linear
 from edgespec.export.architectures.seq2seq import CROSS, EncoderDecoder

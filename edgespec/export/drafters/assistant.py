@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import FINAL_NORM, HEAD, LAYERS, Architecture
+from edgespec.export.architectures.base import Architecture, DrafterSpec
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.formula import FINAL_NORM, HEAD, LAYERS
 from edgespec.export.architectures.gemma4 import ROTATIONS, Gemma4
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rope import rotations_by_kind
 from edgespec.export.architectures.rules import Linear
-from edgespec.export.architectures.specs import DrafterSpec
 from edgespec.export.drafters.drafter import Drafter, Published, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import Extra, original

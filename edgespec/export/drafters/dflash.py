@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, Architecture
+from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.formula import ATTENTION
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import Linear
 from edgespec.export.drafters.drafter import (

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import HEAD, LAYERS, Architecture
+from edgespec.export.architectures.base import Architecture, DrafterSpec
+from edgespec.export.architectures.formula import HEAD, LAYERS
 from edgespec.export.architectures.rules import AttentionRule
-from edgespec.export.architectures.specs import DrafterSpec
 from edgespec.export.drafters.head_choice import cut_draft
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.source.derived import ExtendedCheckpoint, Extra, extended, rows_of
@@ -43,7 +43,7 @@ class Drafter:
 
     @property
     def spec(self) -> DrafterSpec:
-        """What makes its architecture a drafter."""
+        """Return the facts that only a drafter has."""
         assert self.arch.drafter is not None
         return self.arch.drafter
 

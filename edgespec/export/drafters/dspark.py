@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import FINAL_NORM
+from edgespec.export.architectures.formula import FINAL_NORM
 from edgespec.export.drafters.dflash import DFlash, assumed_blocks, is_dflash, read_blocks
 from edgespec.export.drafters.drafter import Published, flat, kind_of
 from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.export.architectures.base import FINAL_NORM, Architecture
+from edgespec.export.architectures.base import Architecture, DrafterSpec
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.formula import FINAL_NORM
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import BEFORE, Linear, Norms
-from edgespec.export.architectures.specs import DrafterSpec
 from edgespec.export.drafters.drafter import Drafter, Published, check_size, layers_like
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.drafters.vocabulary import HEAD_WEIGHT, check_embedding

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
+from edgespec.export.architectures.base import Architecture, DrafterSpec
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.formula import FINAL_NORM, HEAD
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import Linear
-from edgespec.export.architectures.specs import DrafterSpec
 from edgespec.export.drafters.drafter import Drafter, Published, kind_of
 from edgespec.export.drafters.heads import FUSE
 from edgespec.export.source.derived import DerivedCheckpoint, ExtendedCheckpoint, Extra, original

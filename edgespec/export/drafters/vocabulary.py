@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import HEAD, Architecture
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.formula import HEAD
 from edgespec.export.drafters.drafter import Drafter, extra_of
 from edgespec.export.drafters.heads import CUT
 from edgespec.export.source.derived import Extra, chosen_rows, extended, held, original, rows_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.architectures.specs import VisionEncoderSpec
+from edgespec.export.architectures.base import VisionEncoderSpec
 from edgespec.export.quantization.reference import reference_rows
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.operators import NATIVE

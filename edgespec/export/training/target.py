@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from edgespec.errors import TrainingError
 from edgespec.export.architectures import Architecture, architecture
-from edgespec.export.architectures.base import FINAL_NORM
+from edgespec.export.architectures.formula import FINAL_NORM
 from edgespec.export.drafters.heads import model_fingerprint, tokenizer_fingerprint
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import tokenizer_facts

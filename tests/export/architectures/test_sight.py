@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, InvalidRequest
 from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.base import VisionEncoderSpec
 from edgespec.export.architectures.sights import limit_images
-from edgespec.export.architectures.specs import VisionEncoderSpec
 from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
