@@ -68,7 +68,7 @@ def _show_all(as_json: bool) -> None:
 
 def _show_one(model: str, context: int | None, revision: str | None, text_only: bool, as_json: bool) -> None:
     from edgespec.drafters.registry import needing
-    from edgespec.export.architectures.words import traits
+    from edgespec.export.architectures.descriptions import traits
     from edgespec.export.bundle.model_part import open_described
     from edgespec.export.bundle.sizes import weight_bytes
     from edgespec.export.optimum.model import OptimumModel, is_foreign

@@ -44,7 +44,7 @@ from edgespec.export.tokenizers.files import open_codec, open_source_codec
 from edgespec.export.tokenizers.generation import decoder_rules
 from edgespec.export.tokenizers.speech import speech_part
 from edgespec.export.tokenizers.text_form import text_form
-from edgespec.planning.cut import first_ids
+from edgespec.planning.vocab_pruning import first_ids
 from edgespec.runtimes.files.formats import FILE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import IncompatibleDraft
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.words import approximations, remedies, traits
+from edgespec.export.architectures.descriptions import approximations, remedies, traits
 from edgespec.export.bundle.model import ModelPlan, plan_model, write_model
 from edgespec.export.bundle.model_part import ModelSpec
 from edgespec.export.bundle.progress import Progress

@@ -93,7 +93,7 @@ class ExportOptions:
         heads: folders of trained heads, one for each method that needs them.
         head_vocab: rows of the heads' LM head, the most frequent tokens of the calibration text; None = all.
         draft_vocab: rows of the LM head of the draft and of the drafter; 0 = all, None = as many as pay
-            (``planning/cut.py``), and what the drafter has.
+            (``planning/vocab_pruning.py``), and what the drafter has.
         devices: those to write graphs for.
         device_precisions: precisions of activations on ``devices``; none = fp32.
         adapter: LoRA adapter to merge into the target.

@@ -40,8 +40,8 @@ from edgespec.export.loading import load_source
 from edgespec.export.measuring.drafters import measure_drafter
 from edgespec.export.measuring.method_parts import MethodMeasurer, WrittenDraft
 from edgespec.export.measuring.mixer import BitAllocation, Mixer
-from edgespec.export.measuring.seeing import tower_note
 from edgespec.export.measuring.skip_search import StepCosts
+from edgespec.export.measuring.vision_parity import tower_note
 from edgespec.export.models import Parts, is_gated, make_manifest, weight_bytes
 from edgespec.export.optimum.write import WORK
 from edgespec.export.options import ExportOptions

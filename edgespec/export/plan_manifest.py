@@ -18,8 +18,8 @@ from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, has_exits, needing
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.architectures.descriptions import approximations, remedies, traits
 from edgespec.export.architectures.refused import NotCausalLM
-from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.assumed import assumed_draft, assumed_drafter, planned_heads
 from edgespec.export.bundle.drafter import plan_drafter
 from edgespec.export.bundle.model_part import check_coded_keys, described_source, limited, open_draft
@@ -39,7 +39,7 @@ from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import begin_and_ends, check_sizes, read_if_sound
 from edgespec.export.training.options import LAST_HIDDEN
-from edgespec.planning.cut import TYPICAL
+from edgespec.planning.vocab_pruning import TYPICAL
 from edgespec.runtimes.files.formats import LEARNT, Attention
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import AttentionPart, Layout, Manifest, MethodPart, SkipSetPart, TokenizerFacts

@@ -84,7 +84,7 @@ class Allowance:
         """Unused bytes of the requested budget; None = no budget."""
         return self.limit - sum(resident_now()) if self.asked and self.limit is not None else None
 
-    def set_aside(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Reserve this many bytes for other work of this process, such as serving."""
         self._aside += size
         if self.limit is not None:
@@ -111,7 +111,7 @@ class Allowance:
         limit = self._renew()
         if limit is None or self._bytes(use)[0] <= limit:
             return
-        self._blame_others(use, 0)
+        self._raise_if_others_hold_memory(use, 0)
         least = self._bytes(self._least(LEAST))[0]
         if least > limit:
             raise BudgetError(
@@ -162,7 +162,7 @@ class Allowance:
             predicted = peak + busy + kept * self._checkpoint
             return Admission(name, chunk, predicted, dropped, idle > spare, spare, kept)
         least = replace(base, method=AR, chunk=CHUNKS[-1])
-        self._blame_others(least, busy)
+        self._raise_if_others_hold_memory(least, busy)
         raise self._refusal(f"{tokens} tokens of prompt and answer need", least, limit, busy)
 
     def extended(
@@ -233,7 +233,7 @@ class Allowance:
     def _of(self, limit: int) -> str:
         return f"and the budget is {show_bytes(limit)}" if self.asked else f"and {show_bytes(limit)} are free"
 
-    def _blame_others(self, use: RunOptions, busy: int) -> None:
+    def _raise_if_others_hold_memory(self, use: RunOptions, busy: int) -> None:
         """Reject a request if the others leave no room for it."""
         taken = self.others()
         if taken and self.limit is not None and self._bytes(use)[0] + busy <= self.limit:

@@ -104,7 +104,7 @@ class PlannedRun:
         return found
 
     @property
-    def fineness(self) -> int:
+    def precision_rank(self) -> int:
         """Place of the format among all, from coarse to fine."""
         return PRECISION.index(self.format)
 
@@ -263,7 +263,7 @@ def _order(one: PlannedRun, goal: Goal) -> tuple[float, ...]:
     if goal == "memory":
         return (*first, one.waits, one.memory.peak, -one.rate)
     if goal == "quality":
-        return (*first, -min(one.fineness, FINE), one.waits, -one.rate)
+        return (*first, -min(one.precision_rank, FINE), one.waits, -one.rate)
     return (*first, one.waits, -one.rate, one.memory.peak)
 
 
@@ -282,8 +282,8 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun | None:
     if plain is not None and best.rate < WORTH * plain.rate:
         return plain
     near = [one for one in rivals if one.rate >= (1 - NEAR) * best.rate]
-    finest = max(one.fineness for one in near)
-    near = [one for one in near if one.fineness == finest]
+    finest = max(one.precision_rank for one in near)
+    near = [one for one in near if one.precision_rank == finest]
     least = min(one.memory.peak for one in near)
     return max((one for one in near if one.memory.peak <= (1 + NEAR) * least), key=_rate)
 
@@ -358,7 +358,7 @@ def _nothing_fits(ranked: Sequence[PlannedRun], request: PlanRequest) -> tuple[s
     if request.batch > 1:
         alone = request.memory(own.option, replace(own.use, batch=1))
         hints.append(f"one sequence at a time needs {show_bytes(alone.peak)}")
-    if min(one.fineness for one in ranked) > PRECISION.index("int4"):
+    if min(one.precision_rank for one in ranked) > PRECISION.index("int4"):
         hints.append("a smaller format: export with --format int4")
     if own.use.method != AR and own.memory.peak < max(one.memory.peak for one in ranked):
         hints.append(f"without extras: method {own.use.method} is the smallest of this model")

@@ -236,7 +236,7 @@ class Models:
         loaded = _Loaded(0)
         others = partial(self._beside, loaded)
         allowance = Allowance(model.manifest, model.run, self.options.budget)
-        allowance.set_aside(SERVER)
+        allowance.reserve(SERVER)
         allowance.others = others
         deadline = time.monotonic() + self.limits.seconds
         while not self._admitted(allowance, loaded):
@@ -250,7 +250,7 @@ class Models:
         except BaseException:
             self._loaded.remove(loaded)
             raise
-        engine.allowance.set_aside(SERVER)
+        engine.allowance.reserve(SERVER)
         engine.allowance.others, engine.places.lock = others, self._memory
         jobs = Jobs(engine, name, self.limits, self.stored, self.metrics, partial(self.make_room, model), self.shared)
         with self._lock:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.engine.loading import load
 from edgespec.export.architectures import ARCHITECTURES, VERIFIED
-from edgespec.export.architectures.words import as_used_for
+from edgespec.export.architectures.descriptions import as_used_for
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.optimum import model as foreign_model
 from edgespec.export.quantization.reference import reference_logits

@@ -259,7 +259,7 @@ class Architecture(Decoder):
                 found |= part.configure(self)
         return found
 
-    def is_mixed(self, layer: int) -> bool:
+    def is_moe_layer(self, layer: int) -> bool:
         """Whether a layer's MLP is a mixture of experts, in an architecture that has some."""
         return True
 

@@ -42,7 +42,7 @@ def stacked(of: tuple[Extra, ...], experts: int, n: int, k: int, first: int = 0)
 
 @dataclass(frozen=True)
 class Experts(Part):
-    """Mixtures of experts in the layers that ``Architecture.is_mixed`` names."""
+    """Mixtures of experts in the layers that ``Architecture.is_moe_layer`` names."""
 
     size: str = "intermediate_size"  # the key of an expert's width
     count: str = "num_experts"  # the key of how many there are
@@ -65,7 +65,7 @@ class Experts(Part):
 
     def configure(self, arch: Architecture) -> dict[str, Any]:
         settings, hidden = arch.settings, arch.facts.hidden
-        layers = [layer for layer in range(arch.facts.layers) if arch.is_mixed(layer)]
+        layers = [layer for layer in range(arch.facts.layers) if arch.is_moe_layer(layer)]
         if not layers:
             return {}
         count, inner = settings.integer(self.count), settings.integer(self.size)

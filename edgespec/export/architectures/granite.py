@@ -79,7 +79,7 @@ class GraniteHybrid(Granite):
     def inner_size(self, hidden: int) -> int:
         return self.settings.integer("shared_intermediate_size", 1024)
 
-    def is_mixed(self, layer: int) -> bool:
+    def is_moe_layer(self, layer: int) -> bool:
         return bool(self.settings.get("num_local_experts", 0))
 
     def rotary(self, layer: int) -> str | None:

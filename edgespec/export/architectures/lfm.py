@@ -83,7 +83,7 @@ class Lfm2Moe(Lfm2):
         bias=("feed_forward.expert_bias", ("use_expert_bias", True)),
     )
 
-    def is_mixed(self, layer: int) -> bool:
+    def is_moe_layer(self, layer: int) -> bool:
         return layer >= self.settings.number("num_dense_layers", 2)
 
 

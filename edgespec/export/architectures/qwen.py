@@ -50,7 +50,7 @@ class Qwen3Moe(Architecture):
     head_norms = ("q_norm", "k_norm")
     experts = Experts(size="moe_intermediate_size")
 
-    def is_mixed(self, layer: int) -> bool:
+    def is_moe_layer(self, layer: int) -> bool:
         return sparse(self, layer)
 
     def slides(self, layer: int) -> bool:
@@ -113,5 +113,5 @@ class Qwen3Next(Qwen35):
     experts = Qwen35Moe.experts
     states = FusedDeltaRules()
 
-    def is_mixed(self, layer: int) -> bool:
+    def is_moe_layer(self, layer: int) -> bool:
         return sparse(self, layer)

@@ -31,7 +31,7 @@ class Shapes(Pass[int]):
         found: shapes by name, in the order of the trace.
     """
 
-    heeds: ClassVar[dict[type, str]] = {
+    handled_fields: ClassVar[dict[type, str]] = {
         Linear: "weight bias",
         Norm: "weight bias centered",
         AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms v_norm dim gives relative",

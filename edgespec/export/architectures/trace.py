@@ -18,12 +18,13 @@ class Pass(Generic[X]):
     """Interprets a trace.  ``X`` is what an activation becomes: a value name in a graph, an array in numpy.
 
     A subclass handles an operation by a method of its name (``Operation.method``), whose parameters are the operation's
-    fields.  A block arrives as a function that runs it; a ``body`` takes the residual stream.  An operation
-    without a method, a field that is no parameter unless it is None or False, and a field of a rule that ``heeds`` does
+    fields.  A block arrives as a function that runs it; a ``body`` takes the residual stream.  An operation without a
+    method, a field that is no parameter unless it is None or False, and a field of a rule that ``handled_fields`` does
     not name unless it has its default value raise: nothing is dropped in silence.
     """
 
-    heeds: ClassVar[dict[type, str]] = {}  # fields of each rule that the pass computes by, or may ignore for a reason
+    # of each rule: fields that the pass computes by, or may ignore for a reason
+    handled_fields: ClassVar[dict[type, str]] = {}
 
     @classmethod
     def lacks(cls, trace: Block) -> str:
@@ -36,7 +37,7 @@ class Pass(Generic[X]):
                 if name not in handled and value is not None and value is not False:
                     return f"{what} with {name}"
                 for rule in value if isinstance(value, tuple) else (value,):
-                    if is_dataclass(rule) and (field := _unheeded(cls, rule)):
+                    if is_dataclass(rule) and (field := _unhandled(cls, rule)):
                         return f"{what} with {field}"
         return ""
 
@@ -128,18 +129,19 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(signature(function).parameters)[1:]
 
 
-def _unheeded(kind: type[Pass[Any]], rule: Any, known: Sequence[str] = ()) -> str:
-    """Find the first field of a rule, not at its default, that a pass does not heed.
+def _unhandled(kind: type[Pass[Any]], rule: Any, known: Sequence[str] = ()) -> str:
+    """Find the first field of a rule, not at its default, that a pass does not handle.
 
     Args:
-        known: fields that it heeds here, if the rule around it says so (``q_norm.weight``); else those of ``heeds``.
+        known: fields that it handles here, if the rule around it says so (``q_norm.weight``); else ``handled_fields``.
     """
-    known = known or next((kind.heeds[each] for each in type(rule).__mro__ if each in kind.heeds), "").split()
+    handled = kind.handled_fields
+    known = known or next((handled[each] for each in type(rule).__mro__ if each in handled), "").split()
     for field in fields(rule):
         value, inside = getattr(rule, field.name), [name.partition(".")[2] for name in known
                                                      if name.startswith(f"{field.name}.")]  # fmt: skip
         if field.name not in known and not inside and (field.default is MISSING or value != field.default):
             return field.name
-        if is_dataclass(value) and (inner := _unheeded(kind, value, inside)):
+        if is_dataclass(value) and (inner := _unhandled(kind, value, inside)):
             return f"{field.name}.{inner}"
     return ""

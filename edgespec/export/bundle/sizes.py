@@ -17,7 +17,7 @@ from edgespec.export.emit.plans import index_text, storage_plans
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.tokenizers.chat_data import CHAT_FILE
-from edgespec.planning.cut import TYPICAL, fastest_size
+from edgespec.planning.vocab_pruning import TYPICAL, fastest_size
 from edgespec.runtimes.files.formats import SPECS, Family, Format
 from edgespec.runtimes.files.kv import table_shape
 from edgespec.runtimes.files.manifest import FileEntry, Layout, ModelPart

@@ -159,7 +159,7 @@ def is_peagle(source: Checkpoint) -> bool:
 def read_eagle3(source: Checkpoint, target: Architecture) -> Drafter:
     """Read a drafter and check it against its target."""
     said = flat(source.config, "eagle_config")
-    config = _in_llamas_words(source, target)
+    config = _to_llama_config(source, target)
     source = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), {})
     tapped, note = _tapped(source, said, target.facts.layers)
     arch = (PEagle if is_peagle(source) else Eagle3)(source, len(tapped), target.facts.context)
@@ -173,7 +173,7 @@ def read_eagle3(source: Checkpoint, target: Architecture) -> Drafter:
     return Drafter(arch, tapped, tokens, [note] if note else [])
 
 
-def _in_llamas_words(source: Checkpoint, target: Architecture) -> dict[str, Any]:
+def _to_llama_config(source: Checkpoint, target: Architecture) -> dict[str, Any]:
     """Return the drafter's configuration in Llama's words."""
     config = flat(source.config, "transformer_layer_config")
     config["head_dim"] = head_dim_of(source, config.get("num_attention_heads"))

@@ -58,7 +58,7 @@ def lower(trace: Block, plan: NativePlan) -> None:
 class NativeOps(Waiting, Pass[Value]):
     """Writes the program of one decoder."""
 
-    heeds: ClassVar[dict[type, str]] = Shapes.heeds | {
+    handled_fields: ClassVar[dict[type, str]] = Shapes.handled_fields | {
         AttentionRule: "layer scale rotary window cap q_norm.weight k_norm.weight v_norm.weight late_norms dim gives "
         "relative"
     }

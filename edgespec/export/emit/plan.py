@@ -244,7 +244,7 @@ def stacked_name(names: Any) -> str:
 class StockPlan(StoragePlan, Pass[None]):
     """What stock operators read, in their layout: every operation stores at once, in the order of the trace."""
 
-    heeds: ClassVar[dict[type, str]] = Shapes.heeds
+    handled_fields: ClassVar[dict[type, str]] = Shapes.handled_fields
 
     def __init__(
         self, arch: Architecture, form: Format, head: Format, heads: HeadPlan, fine: frozenset[str] = frozenset()

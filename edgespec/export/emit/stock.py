@@ -46,7 +46,7 @@ class GraphOps(GraphPieces, Pass[str]):
     a group of heads (emit_heads.py).
     """
 
-    heeds: ClassVar[dict[type, str]] = {
+    handled_fields: ClassVar[dict[type, str]] = {
         Linear: "weight bias",
         Norm: "weight bias centered",
         AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms",

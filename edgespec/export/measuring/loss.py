@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.words import as_used_for
+from edgespec.export.architectures.descriptions import as_used_for
 from edgespec.export.bundle.model_part import counted
 from edgespec.export.measuring.mixer import block_matrices
 from edgespec.export.measuring.parity import log_softmax

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.words import as_used_for
+from edgespec.export.architectures.descriptions import as_used_for
 from edgespec.export.emit.fill import Errors
 from edgespec.export.measuring.reading import Reading
 from edgespec.export.quantization.reference import reference_logits

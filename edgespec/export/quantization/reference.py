@@ -41,7 +41,7 @@ class NumpyOps(Pass[Array]):
         floats: [B, S, width]: float rows that an encoder reads, or what one gave, for a decoder's memory.
     """
 
-    heeds: ClassVar[dict[type, str]] = Shapes.heeds
+    handled_fields: ClassVar[dict[type, str]] = Shapes.handled_fields
 
     def __init__(
         self,

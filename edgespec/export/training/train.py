@@ -14,6 +14,7 @@ from edgespec.errors import TrainingError
 from edgespec.export.training.blocks import Blocks
 from edgespec.export.training.data import TOGETHER, Order, greedy_texts, orders, write_texts
 from edgespec.export.training.drafters import Draft, Eagle
+from edgespec.export.training.early_stopping import run_until
 from edgespec.export.training.learners import Blockwise, EarlyExitHeads, Learner, Medusa
 from edgespec.export.training.loop import History, Progress, run_steps, shared
 from edgespec.export.training.mtp import Mtp
@@ -31,7 +32,6 @@ from edgespec.export.training.pairs import Reader
 from edgespec.export.training.save import draft_acceptance, finished_files, joint_shares, rank_shares
 from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
-from edgespec.export.training.until import run_until
 from edgespec.export.training.windows import Windows, data_files, files_digest, read_texts, split_texts, without
 from edgespec.version import __version__
 

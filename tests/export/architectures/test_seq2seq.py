@@ -10,8 +10,8 @@ import pytest
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.descriptions import traits
 from edgespec.export.architectures.seq2seq import EncoderDecoder
-from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.layers import Array
 from edgespec.export.quantization.reference import reference_logits, reference_rows

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError, InvalidRequest
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.base import VisionEncoderSpec
+from edgespec.export.architectures.descriptions import traits
 from edgespec.export.architectures.sights import limit_images
-from edgespec.export.architectures.words import traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
-from edgespec.export.measuring.seeing import tower_note
+from edgespec.export.measuring.vision_parity import tower_note
 from edgespec.export.quantization.reference import reference_rows
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.images import ImagePart

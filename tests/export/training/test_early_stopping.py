@@ -28,14 +28,14 @@ pytestmark = [pytest.mark.usefixtures("torch"), pytest.mark.filterwarnings("defa
 
 
 def course(*tokens: float, every: float = 30.0) -> Any:
-    from edgespec.export.training.until import TrainingProgress
+    from edgespec.export.training.early_stopping import TrainingProgress
 
     found = [(every * (1 + at), each) for at, each in enumerate(tokens)]
     return TrainingProgress(found[-1][0] if found else 0.0, found)
 
 
 def test_the_rate_rises_stays_and_falls_to_the_end(torch: Any) -> None:
-    from edgespec.export.training.until import FALL, WARM, Schedule
+    from edgespec.export.training.early_stopping import FALL, WARM, Schedule
 
     going = course()
     schedule = Schedule(10, going)
@@ -54,7 +54,7 @@ def test_the_rate_rises_stays_and_falls_to_the_end(torch: Any) -> None:
 
 def test_what_looks_say(torch: Any) -> None:
     """Tokens that grow with the logarithm of the time go on so; those that do not grow are worth nothing."""
-    from edgespec.export.training.until import curve
+    from edgespec.export.training.early_stopping import curve
 
     growing = course(*(1 + 0.2 * math.log(30 * at) for at in range(1, 11)))
     assert growing.worth(300) == pytest.approx(0.2 * math.log(2))
@@ -73,7 +73,7 @@ def test_what_looks_say(torch: Any) -> None:
 def test_text_is_written_where_it_is_missing(
     torch: Any, read: float, ahead: float, seconds: float, wanted: bool
 ) -> None:
-    from edgespec.export.training.until import Schedule, wants_text
+    from edgespec.export.training.early_stopping import Schedule, wants_text
 
     going, pool = course(1.5, 1.6), SimpleNamespace(windows=None, seconds=seconds)
     schedule = Schedule(10, going)
@@ -83,10 +83,10 @@ def test_text_is_written_where_it_is_missing(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let 20 ms pass whenever a training looks at its clock, however busy the machine is."""
-    from edgespec.export.training import train, until
+    from edgespec.export.training import early_stopping, train
 
     ticks = itertools.count()
-    for module in (train, until):
+    for module in (train, early_stopping):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.02 * next(ticks)))
 
 
