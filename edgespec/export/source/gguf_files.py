@@ -156,7 +156,7 @@ def write_small_files(
 ) -> list[str]:
     """Write what a model folder holds besides weights; returns notes.
 
-    A tokenizer.json beside the GGUF file is taken instead of the file's own tokenizer.
+    A tokenizer.json next to the GGUF file replaces the tokenizer inside it.
 
     Args:
         tokenizer: whether the file's own tokenizer is written too; else it is only checked whether it can be.
