@@ -1,4 +1,4 @@
-"""A bundle on disk: opening it, checking every file, reading its parts."""
+"""Open a bundle on disk, check every file, and read its parts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Bundle:
 
 
 def _check_links(folder: Path) -> None:
-    """Refuse links that lead out of the folder, also of files that the manifest does not list: templates are read."""
+    """Reject links that lead out of the folder, also in files that the manifest does not list, such as templates."""
     root = folder.resolve()
     for at, folders, files in os.walk(folder):
         for file in (Path(at, name) for name in (*folders, *files)):
@@ -99,7 +99,7 @@ def _check_links(folder: Path) -> None:
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Refuse facts that the weights cannot hold: buffers, caches and predictions are made as large as facts say.
+    """Check that the weights have the sizes in the facts: buffers, caches and predictions depend on them.
 
     Raises:
         BundleError: the model whose weights are too small is named, or weights that the manifest does not list.
@@ -127,7 +127,7 @@ def _check_size(folder: Path, part: ModelPart, size: int) -> None:
 
 
 def read_head_tokens(folder: Path, part: ModelPart) -> NDArray[np.int64] | None:  # [size]
-    """Read the tokens that the rows of ``part``'s cut LM head score; None = it is not cut.
+    """Read the tokens of the rows of ``part``'s pruned LM head; None = it is not pruned.
 
     Raises:
         BundleError: not as many as the manifest says, not ascending, or outside the vocabulary.
@@ -169,7 +169,7 @@ def read_confidence(folder: Path, part: ModelPart) -> NDArray[np.float32] | None
 
 
 def read_masked(folder: Path, part: ModelPart) -> NDArray[np.float32] | None:  # [columns - hidden]
-    """Read what stands for hidden states in a drafter's rows of masks; None = it has no such rows.
+    """Read the replacement of hidden states in a drafter's mask rows; None = it has no such rows.
 
     Raises:
         BundleError: not as many numbers as a row has columns for them.
@@ -188,13 +188,13 @@ def _numbers(folder: Path, name: str | None, size: int) -> NDArray[np.float32] |
 
 
 def _read_by_name(folder: Path) -> list[str]:
-    """List the files of tokenizer and chat template that ``folder`` has: no entry of the manifest names them."""
+    """List the tokenizer and chat template files of ``folder``, which have no entry in the manifest."""
     fixed = [name for name in TEXT_FILES if os.path.lexists(folder / name)]
     return fixed + [file.relative_to(folder).as_posix() for file in (folder / TEMPLATE_FOLDER).glob("*.jinja")]
 
 
 def _named(part: Part) -> Iterator[str]:
-    """Give every file that an entry of the manifest, or one inside it, uses."""
+    """Yield every file that an entry of the manifest, or one inside it, uses."""
     for name, about in type(part).model_fields.items():
         value = getattr(part, name)
         if isinstance(value, str) and (INSIDE in about.metadata or InsidePath in get_args(about.annotation)):

@@ -41,7 +41,7 @@ _IN_USE = 60.0  # seconds after its last use in which a conversion may just be b
 
 
 def cache_folder() -> Path:
-    """Where everything is kept: EDGESPEC_CACHE, else the user's cache folder."""
+    """Return the cache folder: EDGESPEC_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("EDGESPEC_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
@@ -50,7 +50,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that is kept."""
+    """An entry of the cache."""
 
     kind: str  # one of ``KINDS``
     path: Path  # a file or a folder
@@ -61,12 +61,12 @@ class Entry:
     tokens: int = 0  # whose keys and values are kept; 0 where there are none
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON values."""
         return asdict(self) | {"path": str(self.path)}
 
 
 def entries() -> Iterator[Entry]:
-    """All that is kept, parts that are being written left out."""
+    """List all entries, without unfinished ones."""
     folder = cache_folder()
     for kind, patterns in KINDS.items():
         for path in sorted(path for pattern in patterns.split() for path in folder.glob(pattern)):
@@ -81,13 +81,13 @@ def entries() -> Iterator[Entry]:
 
 
 def tokens_of(file: Path) -> int:
-    """How many tokens a file of prompts is of, by its name."""
+    """Read the number of tokens in a file of prompts from its name."""
     stop = stop_of(file.name)
     return stop % BLOCK or (BLOCK if file.suffix == ".keys" else 0)
 
 
 def stop_of(name: str) -> int:
-    """Read from the name of a file of prompts after how many tokens of a text it ends; 0 = it is none."""
+    """Read the number of tokens up to the end of a file of prompts from its name; 0 = it is another file."""
     found = Path(name).stem.split("-")[1:2] if name.endswith((".keys", ".end")) else []
     return int(found[0]) if found and found[0].isascii() and found[0].isdigit() else 0
 
@@ -109,13 +109,13 @@ def is_gone(folder: Path) -> bool:
 
 
 def touch(folder: Path) -> None:
-    """Note that the conversion in ``folder`` is used now, unless the cache cannot be written."""
+    """Mark the conversion in ``folder`` as used now, unless the cache is not writable."""
     with suppress(OSError):
         os.utime(folder)
 
 
 def size_limit() -> int | None:
-    """Bytes that the cache may take; None = any number."""
+    """Return the maximum bytes of the cache; None = no limit."""
     try:
         return int(read_regular(cache_folder() / _LIMIT, 64).decode("ascii").strip()) or None
     except (OSError, ValueError):
@@ -123,7 +123,7 @@ def size_limit() -> int | None:
 
 
 def set_limit(most: int | None) -> list[Entry]:
-    """Keep the cache below a limit from now on -> what went.
+    """Keep the cache below a limit from now on -> the removed entries.
 
     Raises:
         OSError: the cache cannot be written.
@@ -134,7 +134,7 @@ def set_limit(most: int | None) -> list[Entry]:
 
 
 def keep_within(keep: Path | None = None) -> list[Entry]:
-    """Remove conversions until the cache is below its limit -> those.
+    """Remove conversions until the cache is below its limit -> the removed ones.
 
     Args:
         keep: a conversion that stays even if it exceeds the limit.
@@ -152,7 +152,7 @@ def keep_within(keep: Path | None = None) -> list[Entry]:
 
 
 def remove(entry: Entry) -> bool:
-    """Delete something that is kept, as a whole; False = it cannot be (on Windows a process may have it open)."""
+    """Delete an entry as a whole; False = it is locked (on Windows by a process that has it open)."""
     path = entry.path
     try:
         if path.is_dir():  # half of a conversion must not look like one

@@ -37,7 +37,7 @@ _PIECE = 1 << 20
 
 
 class FileStat(NamedTuple):
-    """Identify a file's contents without reading them."""
+    """The status that identifies a file's contents without reading them."""
 
     device: int
     inode: int
@@ -118,7 +118,7 @@ class Checked:
         self._records: dict[Path, _Record] = {}
 
     def digest(self, path: Path) -> str:
-        """SHA-256 of a file, hex digits: remembered, or taken now.
+        """Return a file's SHA-256 as hex digits, stored or computed now.
 
         Raises:
             BundleError: it cannot be read.
@@ -134,7 +134,7 @@ class Checked:
         return self._files[path].sha256
 
     def note(self, reason: str) -> None:
-        """Something that runs was not checked."""
+        """Record that a running part was not checked."""
         if reason not in self._reasons:
             self._reasons.append(reason)
 
@@ -144,7 +144,7 @@ class Checked:
         self._records.pop(path, None)
 
     def save(self) -> None:
-        """Remember digests for the next load; without a cache they are computed again."""
+        """Store digests for the next load; without a cache they are computed again."""
         for record in self._records.values():
             record.save()
 
@@ -184,7 +184,7 @@ class Checked:
 
 
 class _Record:
-    """Remembered digests of the files of a folder."""
+    """Stored digests of the files of a folder."""
 
     def __init__(self, folder: Path, known: dict[str, DigestRecord] | None = None) -> None:
         name = os.path.realpath(folder)
@@ -249,5 +249,5 @@ def move_digests(old: Path, new: Path) -> None:
 
 
 def records() -> Path:
-    """Where they are remembered."""
+    """Return the folder of the records."""
     return cache_folder() / "digests"

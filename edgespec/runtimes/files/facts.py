@@ -51,7 +51,7 @@ class DeltaHeads(Part):
 
     @property
     def mixed(self) -> int:
-        """Queries, keys and values of a token, side by side."""
+        """Width of the concatenated queries, keys and values of a token."""
         return 2 * self.keys * self.key_dim + self.values * self.value_dim
 
 

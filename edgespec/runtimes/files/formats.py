@@ -1,6 +1,6 @@
-"""The one table of formats: of weights, and of keys and values.  Everybody reads it.
+"""Define all formats of weights, and of keys and values, in one table.
 
-``python -m tools.generate_constants`` writes what C++ and Kotlin need of it into ``native/constants.h`` and Kotlin's
+``python -m tools.generate_constants`` writes the parts for C++ and Kotlin into ``native/constants.h`` and Kotlin's
 ``Constants.kt``; a test checks that both are current.  CONTRIBUTING says how to add a format.
 """
 
@@ -36,7 +36,7 @@ class FormatSpec:
 
     @property
     def family(self) -> Family:
-        """Say how it is stored: in blocks with a scale each, with a scale a row, or as float32."""
+        """Name the storage: blocks with a scale each, rows with a scale each, or float32."""
         return "blocks" if self.size or self.name == "file" else "channels" if self.bits == 8 else "floats"
 
     @property
@@ -46,7 +46,7 @@ class FormatSpec:
 
     @property
     def planes(self) -> int:
-        """Count the planes of a matrix: a level of two is 16 times what the high one has, and what the low one has."""
+        """Count the planes of a matrix: with two, a level is 16 times the high plane's value plus the low plane's."""
         return 2 if self.kind == "p8" else 1
 
     @property
@@ -104,7 +104,7 @@ SPECS[FILE] = FormatSpec(FILE, "q4_k", 10, 4, 0, {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.
 
 @dataclass(frozen=True)
 class GgmlSpec:
-    """A block type of ggml as native operators have it: the same numbers, the words of 16 rows interleaved.
+    """A block type of ggml in native layout: the same numbers, with the words of 16 rows interleaved.
 
     A weight is scale * (code - zero), less or plus a minimum.  Q4_0 and Q8_0 are ``q4`` and ``p8``.
     """

@@ -78,7 +78,7 @@ class SavedSession:
 
 
 def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[Any]], vouched: bool = True) -> None:
-    """Write a session file, whole or not at all; only its owner may read it.
+    """Write a session file atomically; only its owner may read it.
 
     Args:
         file: an existing one is replaced.

@@ -89,7 +89,7 @@ class SoundPart(Part):
 
 
 def reads_alike(one: ImagePart | SoundPart | None, other: ImagePart | SoundPart | None) -> bool:
-    """Tell whether a draft makes as many rows of an image or a recording as its target, and at the same positions."""
+    """Whether a draft uses the same rows for an image or a recording as its target, at the same positions."""
     if isinstance(one, SoundPart) or isinstance(other, SoundPart) or one is None or other is None:
         return isinstance(one, SoundPart) and isinstance(other, SoundPart) and one.front == other.front
     names = ("processor", "words", "merge", "most", "positions")

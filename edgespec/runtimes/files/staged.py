@@ -19,7 +19,7 @@ _YOUNG = 10.0  # seconds in which another process may not have locked its part y
 
 @contextmanager
 def staged(target: Path, folder: bool = False, replace: bool = True, private: bool = False) -> Iterator[Path]:
-    """Make a temporary sibling that becomes ``target`` at the end; on any error, Ctrl-C too, nothing is left.
+    """Make a temporary sibling that becomes ``target`` at the end; any error, including Ctrl-C, removes it.
 
     Args:
         target: to be written; an existing one is replaced.
@@ -42,7 +42,7 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
 
 @contextmanager
 def scratch(target: Path, folder: bool = True) -> Iterator[Path]:
-    """Make a hidden, locked sibling of ``target``, which is gone at the end if it has that name still.
+    """Make a hidden, locked sibling of ``target``, and remove it at the end if it still has that name.
 
     Raises:
         OSError: it cannot be made.
@@ -146,7 +146,7 @@ def _take_name(part: Path, target: Path, replace: bool) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Let two names change places in one step; False = the system, or the file system, cannot."""
+    """Exchange two names in one step; False = the system, or the file system, does not support it."""
     import ctypes
 
     one, two, here, swap = os.fsencode(first), os.fsencode(second), -100, 2  # AT_FDCWD, RENAME_EXCHANGE or RENAME_SWAP

@@ -16,7 +16,7 @@ SOURCE_TOKENIZER = "source_tokenizer.json"  # of a model whose sources have a se
 
 
 class WritingRules(Part):
-    """Rules of generation_config.json that bind every text, by any method; lengths count the first tokens of the text.
+    """Rules of generation_config.json for all texts and methods; lengths include the first tokens of the text.
 
     For an encoder-decoder they are in ``TextForm``, for a decoder in the manifest.
 

@@ -1,1 +1,1 @@
-"""Images as a model reads them: files and arrays to pixels."""
+"""Read images as a model's input: files and arrays to pixels."""

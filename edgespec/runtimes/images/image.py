@@ -1,4 +1,4 @@
-"""A picture of a prompt."""
+"""An image in a prompt."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edgespec.runtimes.images.reading import MOST_PIXELS, Pixels, Source, read
 
 
 def proof_picture(size: tuple[int, int]) -> Image:
-    """Make the picture of golden vectors: height and width -> stripes and bows of all colours."""
+    """Make the image of golden vectors: height and width -> stripes and curves of all colors."""
     down, across, channel = np.indices((*size, 3))
     return Image(((across * (down + 3 * channel) + 7 * down) % 256).astype(np.uint8))
 
 
 class Image:
-    """A picture as a part of a prompt; ``edgespec.Image``.
+    """An image as a part of a prompt; ``edgespec.Image``.
 
     Attributes:
         pixels: uint8 [h, w, 3], red, green and blue; not to be changed.
@@ -37,7 +37,7 @@ class Image:
 
     @classmethod
     def open(cls, source: Source) -> Image:
-        """Read a picture; see ``reading.open_picture`` for kinds and errors.
+        """Read an image; see ``reading.open_picture`` for kinds and errors.
 
         Args:
             source: a file or its bytes.
@@ -68,11 +68,11 @@ class Image:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of size and pixels."""
+        """Return the SHA-256 of size and pixels."""
         return hashlib.sha256(f"{self.pixels.shape}".encode() + np.ascontiguousarray(self.pixels).tobytes()).digest()
 
     def processed(self, part: ImagePart) -> Processed:
-        """Cut it as a model reads it; what was cut is kept until ``forget``.
+        """Cut it into a model's inputs, and keep them until ``forget``.
 
         Args:
             part: the image part of a bundle's model.
@@ -83,7 +83,7 @@ class Image:
         return self._processed[1]
 
     def text(self, part: ImagePart) -> str:
-        """Write what stands for it in a text.
+        """Return the text that represents it in a prompt.
 
         Args:
             part: the image part of a bundle's model.
@@ -93,5 +93,5 @@ class Image:
         return self._text[1]
 
     def forget(self) -> None:
-        """Free what it was cut into; what stands for it stays known."""
+        """Free the inputs of models; its text stays known."""
         self._processed = None

@@ -1,4 +1,4 @@
-"""Fewer rows an image than a model's processor would make: smaller pictures, or fewer tiles."""
+"""Reduce the rows of an image below a model's default: smaller images, or fewer tiles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def limited(image: ImagePart | None, rows: int | None) -> ImagePart | None:
 
 
 def _of_tile(image: ImagePart) -> int:
-    """Rows of a tile."""
+    """Return the rows of a tile."""
     processor = image.processor
     assert isinstance(processor, Idefics3Pixels | InternVlPixels | Lfm2VlPixels)
     side: int = processor.tile // processor.patch // image.merge.factor
@@ -44,7 +44,7 @@ def _of_tile(image: ImagePart) -> int:
 
 
 def _changes(image: ImagePart, rows: int) -> tuple[dict[str, Any], int]:
-    """Find what changes in the processor, and how many rows its largest image has then."""
+    """Find the changes of the processor, and the rows of its largest image with them."""
     how = image.processor
     if isinstance(how, Qwen2VlPixels):
         most = rows * (how.patch * image.merge.factor) ** 2

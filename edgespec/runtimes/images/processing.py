@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Processed:
-    """A picture as a model reads it."""
+    """The inputs of a model for one image."""
 
     pieces: list[Piece]  # in the order of their rows in the text
     text: str  # what stands for it, with ``words.token`` once for each row
@@ -121,7 +121,7 @@ def resampled(
 
 
 def _weights(size: int, part: PositionEmbeddingPart) -> Floats:  # [size, side]
-    """Find how much of each learnt place a place of a side has."""
+    """Return the weights of each learnt position for the places of a side."""
     at, source = np.arange(size, dtype=np.float32), np.arange(part.side, dtype=np.float32)
     if part.how == "corners":
         step = np.float32((part.side - 1) / (size - 1)) if size > 1 else np.float32(0)
@@ -273,7 +273,7 @@ def _lfm2_vl(pixels: Picture, how: Lfm2VlPixels, part: ImagePart) -> Processed:
 
 
 def _grid(height: int, width: int, tile: int, shapes: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Choose columns and rows of tiles that have the shape of the picture; of two alike the one nearer to its size."""
+    """Choose columns and rows of tiles with the shape of the image; among equal ones, those nearest to its size."""
     best, off = (1, 1), math.inf
     for x, y in sorted(shapes, key=math.prod):
         other = abs(width / height - x / y)

@@ -1,4 +1,4 @@
-"""Pictures, or recordings, in messages: taken out for a chat template, and what stands for them put into its text."""
+"""Take images, or recordings, out of messages for a chat template, and put their text into its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ THINGS = {"image": "picture", "audio": "recording"}
 
 
 def apart(messages: Sequence[Mapping[str, Any]], kind: str = "image") -> tuple[list[dict[str, Any]], list[Any]]:
-    """Take pictures, or recordings, out of a conversation, as a template wants to see it.
+    """Take images, or recordings, out of a conversation, in the form that a template expects.
 
     Args:
         messages: the content of one is a text, or parts such as ``{"type": "text", "text": ...}`` and

@@ -45,7 +45,7 @@ Source = str | os.PathLike[str] | bytes
 
 
 class Picture(NamedTuple):
-    """A picture that was read."""
+    """An image that was read."""
 
     pixels: Pixels  # uint8 [h, w, 3], red, green and blue
     note: str = ""  # what is not in them; empty = nothing
@@ -57,10 +57,10 @@ def read(source: Source, most_pixels: int = MOST_PIXELS) -> Pixels:
 
 
 def open_picture(source: Source, most_pixels: int = MOST_PIXELS) -> Picture:
-    """Read a picture, and say what was left out.
+    """Read an image, and report ignored parts of the file.
 
-    It is turned as its EXIF data say, what is transparent shows white, 16 bits become their upper 8, and of an
-    animation the first frame is read.
+    EXIF orientation is applied, transparent parts show white, 16 bits become their upper 8, and only the first frame
+    of an animation is read.
 
     Args:
         source: a file, or its bytes: png, jpeg, webp, gif or bmp.
@@ -128,7 +128,7 @@ def _contents(file: Path, name: str) -> bytes:
 
 
 def _opener(data: bytes, name: str) -> Any:
-    """Return what reads a file that begins so."""
+    """Return the reader of files with this beginning."""
     for begin, opener in _OPENERS:
         if re.match(begin, data[:16], re.DOTALL):
             module, kind = opener.split(".")
@@ -141,7 +141,7 @@ def _opener(data: bytes, name: str) -> Any:
 
 @contextmanager
 def _failing(name: str) -> Iterator[None]:
-    """Make a clear error of what Pillow raises, which is nearly everything there is, and let it warn of nothing."""
+    """Turn Pillow's exceptions, which are of many types, into one clear error, and silence its warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -153,7 +153,7 @@ def _failing(name: str) -> Iterator[None]:
 
 
 def _flat(picture: Decoded) -> Pixels:  # [h, w, 3]
-    """Return red, green and blue, with what is transparent over white."""
+    """Return red, green and blue, with transparent parts over white."""
     if picture.mode.startswith("I"):  # gray of 16 bits, which `convert` would clip
         gray = (np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
         return np.repeat(gray[..., None], 3, -1)
@@ -167,7 +167,7 @@ def _flat(picture: Decoded) -> Pixels:  # [h, w, 3]
 
 
 def _orientation(picture: Decoded) -> int:
-    """Say how a picture is to be turned; EXIF data that cannot be read turn nothing."""
+    """Return the orientation of an image; unreadable EXIF data have no effect."""
     try:
         return int(picture.getexif().get(_ORIENTATION, 1))
     except Exception:
@@ -175,7 +175,7 @@ def _orientation(picture: Decoded) -> int:
 
 
 def _turned(pixels: Pixels, orientation: int) -> Pixels:
-    """Turn and mirror by EXIF's number from 1 to 8: rows and columns swapped from 5 on, then each mirrored or not."""
+    """Rotate and mirror by EXIF's number from 1 to 8: swap rows and columns from 5 on, then mirror each or not."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
