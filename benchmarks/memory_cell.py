@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
 from edgespec.engine.encoding import Source
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -108,7 +109,7 @@ def look_up(slot: Slot, text: NDArray[np.int64]) -> None:
     """Read the rows of the embedding."""
     hold(slot, text[:0])
     try:
-        slot.forward_layers(text, 0, 0, 0)
+        slot.run(Pass(text, hidden=True, scored=0, layers=(0, 0)))
     except InvalidRequest:  # this graph cannot run a part of itself
         slot.prefill(text.tolist())
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import ACCEPT, BLOCK, DRAFT, RESIDUAL, TARGET, Noise
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, support
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output
 from edgespec.decoding.verify import Accept, RowSampler, verify
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.predicted import Predicted
@@ -38,7 +38,7 @@ from tools.vector_rows import params_of, row
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
 CURVE = {1: 1.0, 2: 1.2, 8: 2.1}  # of a pass by its rows
-NOTHING = Pass(np.zeros((1, 1), np.float32))
+NOTHING = Output(np.zeros((1, 1), np.float32))
 
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 1.0},

@@ -17,7 +17,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime
-from edgespec.decoding.target import Pass, Runner, Target
+from edgespec.decoding.target import Output, Pass
 
 NOTHING: frozenset[str] = frozenset()
 HIDDEN, AUX_HIDDEN = frozenset({"hidden"}), frozenset({"aux_hidden"})
@@ -48,7 +48,7 @@ class Drafter:
     # acceptance by bucket and position, to be expected of it where nothing was measured
     rates: Mapping[int, Sequence[float]] = {}
     stops: bool = False  # ``propose_until`` drafts no further than pays
-    # proposing runs layers of the pass that verifies, even where it ends without a guess; ``through`` runs the others
+    # proposing runs layers of the pass that verifies, even where it ends without a guess; ``rest`` is what is left
     runs_ahead: bool = False
 
     @property
@@ -97,11 +97,11 @@ class Drafter:
         """
         return self.propose(tokens, budget)
 
-    def through(self, target: Target) -> Runner:
-        """Return what runs the pass over the last proposal, or over the first guesses of it: ``target``, by itself."""
-        return target
+    def rest(self, whole: Pass) -> Pass:
+        """Return what is left of the pass over the last proposal, or over its first guesses; see ``runs_ahead``."""
+        return whole
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         """Learn from a round: the proposal as it was cut, and what was accepted of it, which the next ``tokens``
         hold.
 

@@ -13,7 +13,7 @@ from edgespec.decoding.drafter import NOTHING, Drafter, DraftRequest
 from edgespec.decoding.policy import Ask, Outcome, Policy
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import PLAIN, Expected, RoundTime, Stats
-from edgespec.decoding.target import Pass, Runner, Target
+from edgespec.decoding.target import Output, Pass, Target
 
 _UNTIMED: list[tuple[Ask, float]] = []  # where no policy learns from times
 
@@ -35,15 +35,15 @@ class Drafting:
         self._begun: set[Drafter] = set()  # those that have begun this request, and have missed nothing since
         # hooks that do something: most drafters leave some as they are, and a call less is felt in a fast round
         self._readers: dict[Drafter, Callable[[list[int], int], int]] = {}
-        self._observers: list[tuple[Drafter, Callable[[Proposal, Verdict, Pass], None]]] = []
+        self._observers: list[tuple[Drafter, Callable[[Proposal, Verdict, Output], None]]] = []
         self._timers: list[tuple[Drafter, Callable[[Proposal, RoundTime], None]]] = []
         self._learns = type(policy).told is not Policy.told or len(policy.drafters) > 1
         self._asks: Sequence[Ask] = ()  # of this round
         self._took: list[tuple[Ask, float]] = []
         self._winner: Ask | None = None
-        self.through: Runner = target  # what runs this round's pass
+        self.ahead: Drafter | None = None  # that has run layers of this round's pass
         self._start = 0.0  # when drafting of this round began
-        self.tapped: Target | None = None
+        self.hidden = self.aux_hidden = False  # states that passes of the target also give
         self.draft_ms = 0.0
 
     def begin(self, request: DraftRequest, first: Sequence[Drafter] = ()) -> int:
@@ -61,7 +61,7 @@ class Drafting:
             self._fail(None, "begin", error)
         self._take_in(request.tokens)
         self._stats.draft_ms += 1000 * (perf_counter() - start)
-        return len(request.tokens) if self.tapped is None else self._known
+        return self._known if self.aux_hidden else len(request.tokens)
 
     def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
         """Hand on auxiliary states of the prompt."""
@@ -105,7 +105,7 @@ class Drafting:
     def propose(self, tokens: list[int]) -> Proposal:
         """Return the first proposal that offers something, nothing below an EOS; the empty one if there is none."""
         proposal, winner, before = EMPTY, None, self._start
-        self.through = self._target
+        self.ahead = None
         took = self._took = [] if self._learns else _UNTIMED
         for ask in self._asks:
             if ask.looks:
@@ -127,7 +127,7 @@ class Drafting:
                     found = self._policy.review(ask, found, tokens, 1000 * (perf_counter() - before))
                     found = found if len(found) else EMPTY
                 if ask.drafter.runs_ahead:
-                    self.through = ask.drafter.through(self._target)
+                    self.ahead = ask.drafter
                 if found is not EMPTY or ask.drafter.runs_ahead:
                     proposal, winner = found, ask
             except Exception as error:
@@ -141,6 +141,15 @@ class Drafting:
         self._stats.draft_ms += self.draft_ms
         return proposal
 
+    def rest(self, whole: Pass) -> Pass:
+        """Return what the drafter that is ``ahead`` has left of this round's pass."""
+        assert self.ahead is not None
+        try:
+            return self.ahead.rest(whole)
+        except Exception as error:
+            self._fail(self.ahead, "rest", error)
+            return whole
+
     @property
     def winner(self) -> str:
         """The name of who made this round's proposal."""
@@ -152,7 +161,7 @@ class Drafting:
             return None
         return self._policy.expected(self._winner, proposal)
 
-    def learn(self, proposal: Proposal, verdict: Verdict, output: Pass, time: RoundTime) -> None:
+    def learn(self, proposal: Proposal, verdict: Verdict, output: Output, time: RoundTime) -> None:
         """Let drafters and policy learn from a round and its time."""
         if not (self._learns or self._observers or self._timers):
             return
@@ -231,15 +240,13 @@ class Drafting:
         self._hook()
 
     def _hook(self) -> None:
-        """Collect the hooks that do something, and have the target's next pass keep the states that are wanted."""
+        """Collect the hooks that do something, and the states that are wanted of the target's passes."""
         drafters = self._drafters = [] if self._policy is None else self._policy.drafters
         self._readers = {one: one.prefill for one in drafters if _overrides(one, "prefill")}
         self._observers = [(one, one.observe) for one in drafters if _overrides(one, "observe")]
         self._timers = [(one, one.timed) for one in drafters if _overrides(one, "timed")]
-        wants = NOTHING.union(*(one.wants for one in drafters))
-        self._target.keep_hidden = "hidden" in wants
-        self._target.keep_aux_hidden = "aux_hidden" in wants
-        self.tapped = self._target if "aux_hidden" in wants else None
+        wants = NOTHING.union(*(one.wants for one in drafters)) & self._target.can
+        self.hidden, self.aux_hidden = ("hidden" in wants, "aux_hidden" in wants)
 
     def _fail(self, drafter: Drafter | None, where: str, error: Exception) -> None:
         """Leave out what has failed; None = the policy, or what it loads."""
@@ -264,9 +271,9 @@ def _overrides(drafter: Drafter, hook: str) -> bool:
     return getattr(getattr(drafter, hook), "__func__", None) is not getattr(Drafter, hook)
 
 
-def _last_row(output: Pass, kept: list[int]) -> Pass:
-    """Cut the pass to the last of the kept rows alone; auxiliary states of all of them."""
+def _last_row(output: Output, kept: list[int]) -> Output:
+    """Cut the output to the last of the kept rows alone; auxiliary states of all of them."""
     at = slice(kept[-1], kept[-1] + 1)
     best = None if output.best is None else (output.best[0][at], output.best[1][at])
     aux_hidden = None if output.aux_hidden is None else output.aux_hidden[kept]
-    return Pass(output.logits[at], None if output.hidden is None else output.hidden[at], best, aux_hidden=aux_hidden)
+    return Output(output.logits[at], None if output.hidden is None else output.hidden[at], best, aux_hidden=aux_hidden)

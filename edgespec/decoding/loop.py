@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Literal, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.drafting import Drafting
@@ -21,7 +20,7 @@ from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, RoundTime, Stats
-from edgespec.decoding.target import BEST, Pass, Runner, Target
+from edgespec.decoding.target import BEST, Output, Pass, Target
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
@@ -70,16 +69,6 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True)
-class PassRequest:
-    """A pass over the pending token and a proposal; its ``Pass`` is to be sent."""
-
-    tokens: NDArray[np.int64]  # int64 [n], the pending token and its guesses
-    parents: NDArray[np.int64] | None  # int64 [n], parent row of each row, -1 for row 0; None = a chain
-    best: bool  # whether the likeliest token of each row and its logit are enough
-    through: Runner  # what runs it: the target, or what continues after the layers that a drafter has run of it
-
-
-@dataclass(slots=True)
 class Round:
     """One round, as a caller that streams sees it."""
 
@@ -94,17 +83,17 @@ class Round:
     top_logprobs: Sequence[list[tuple[int, float]]] = ()  # of the likeliest tokens in the place of each of ``tokens``
 
 
-def run_pass(request: PassRequest) -> Pass:
+def run_pass(target: Target, wanted: Pass) -> Output:
     """Run a pass by itself, and time it."""
     start = perf_counter()
-    output = request.through.forward(request.tokens, request.parents, request.best)
+    output = target.run(wanted)
     output.ms = 1000 * (perf_counter() - start)
     return output
 
 
-Run = Callable[[PassRequest], Pass]
+Run = Callable[[Target, Pass], Output]
 Reading = Generator[PrefillRequest, Piece, None]
-Driven = Generator[Round | PassRequest | PrefillRequest, Pass | Piece | None, None]  # by who drives the request
+Driven = Generator[Round | Pass | PrefillRequest, Output | Piece | None, None]  # by who drives the request
 
 
 @overload
@@ -138,7 +127,7 @@ def decode(
         options: what is asked for.
         stats: filled round by round, complete before each yield.
         run: runs a pass.  None leaves it to who drives the generator, together with those of other requests: it yields
-            a ``PassRequest`` and wants the ``Pass`` sent, whose arrays stay as they are until the next yield.
+            a ``Pass`` and wants its ``Output`` sent, whose arrays stay as they are until the next yield.
         pieces: read by pieces: it yields a ``PrefillRequest``, and reads the ``Piece`` that it is sent.
 
     Yields:
@@ -166,8 +155,8 @@ def decode(
         proposal = drafting.propose(tokens)
 
         # pass: the pending token and all guesses at once
-        request = _request(tokens[-1], proposal, only_best, drafting.through)
-        output = run(request) if run is not None else _sent((yield request))
+        wanted = _pass(tokens[-1], proposal, only_best, drafting)
+        output = run(target, wanted) if run is not None else _sent((yield wanted))
         passed = perf_counter()
 
         # verify: which guesses are accepted, and the token after them
@@ -186,7 +175,7 @@ def decode(
             stats.compare(options.max_new_tokens - left, zip(map(sampler.choose, rows), made.tokens, strict=True))
         tokens += made.tokens
         left -= len(made.tokens)
-        finish, time = made.finish, _time(drafting, output, len(request.tokens), made)
+        finish, time = made.finish, _time(drafting, output, 1 + len(made.drafted), made)
         stats.add(time, passed)
         if made.drafted:
             exact = keeps_text(proposal, sampler, options.accept, target)
@@ -225,22 +214,20 @@ def _read(target: Target, drafting: Drafting, tokens: list[int], known: int, sta
     it.
     """
     start = perf_counter()
-    tapped = drafting.tapped
     held = reused = target.follow(tokens[: min(len(tokens) - 1, known)])
     while left := len(tokens) - 1 - held:
         count = left
         if pieces:
-            piece = yield PrefillRequest(left, anywhere=tapped is None)
+            piece = yield PrefillRequest(left, anywhere=not drafting.aux_hidden)
             held += piece.taken
             reused += piece.taken
             count = min(left - piece.taken, piece.rows)
-        if tapped is not None:
-            tapped.aux_hidden_sink = drafting.absorb
-        try:
+        if drafting.aux_hidden:
+            for output in target.read(tokens[held : held + count], aux_hidden=True):
+                if output.aux_hidden is not None:
+                    drafting.absorb(len(target.tokens) - len(output.aux_hidden), output.aux_hidden)
+        else:
             target.prefill(tokens[held : held + count])
-        finally:
-            if tapped is not None:
-                tapped.aux_hidden_sink = None
         held += count
     stats.prompt_tokens += len(tokens)
     stats.reused_tokens += reused
@@ -262,20 +249,23 @@ def _needs_only_best(target: Target, options: DecodeOptions) -> bool:
     return bare and BEST in target.can
 
 
-def _sent(answer: Pass | Piece | None) -> Pass:
-    assert isinstance(answer, Pass)
+def _sent(answer: Output | Piece | None) -> Output:
+    assert isinstance(answer, Output)
     return answer
 
 
-def _request(pending: int, proposal: Proposal, only_best: bool, through: Runner) -> PassRequest:
-    """Ask for the pass over the pending token and the guesses."""
+def _pass(pending: int, proposal: Proposal, only_best: bool, drafting: Drafting) -> Pass:
+    """Describe the pass over the pending token and the guesses, or what a drafter has left of it."""
+    parents, top = None, int(only_best)
     if proposal is EMPTY:
-        return PassRequest(np.array((pending,), np.int64), None, only_best, through)
-    rows = np.empty(1 + len(proposal), np.int64)  # [1 + n]
-    rows[0] = pending
-    rows[1:] = proposal.tokens
-    parents = None if proposal.parents is None else np.concatenate(([-1], proposal.parents + 1))
-    return PassRequest(rows, parents, only_best, through)
+        rows = np.array((pending,), np.int64)
+    else:
+        rows = np.empty(1 + len(proposal), np.int64)  # [1 + n]
+        rows[0] = pending
+        rows[1:] = proposal.tokens
+        parents = None if proposal.parents is None else np.concatenate(([-1], proposal.parents + 1))
+    whole = Pass(rows, parents, top, drafting.hidden, drafting.aux_hidden)
+    return whole if drafting.ahead is None else drafting.rest(whole)
 
 
 def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int], left: int, room: int) -> Round:
@@ -296,7 +286,7 @@ def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int], left: int,
     return made
 
 
-def _time(drafting: Drafting, output: Pass, rows: int, made: Round) -> RoundTime:
+def _time(drafting: Drafting, output: Output, rows: int, made: Round) -> RoundTime:
     """Say what a round over ``rows`` of this request took and gave."""
     return RoundTime(
         drafting.draft_ms,

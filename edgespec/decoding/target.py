@@ -1,15 +1,19 @@
-"""The contract between decoding and a model: what the loop and the drafters may ask of it."""
+"""The contract between decoding and a model: a pass, what it gives, and the target that runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
+
+Ids = NDArray[np.int64]
+Rows = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -43,57 +47,85 @@ class SkipSet:
         return cls(odd, odd)
 
 
-@dataclass
-class Heads:
-    """What a group of heads says of r rows.  Views of the runner's buffers, like a ``Pass``."""
+class Pass(NamedTuple):
+    """One pass of a model: its rows, the parts of the model that run over them, and what is wanted of them.
 
-    # float32 [count, r, size] over the heads' vocabulary ``tokens``; None where the best were asked for
-    logits: NDArray[np.float32] | None
-    tokens: NDArray[np.int64] | None = None  # int64 [size], the token of each column; None = column i is token i
-    # (int64 [count, r, top], float32 [count, r, top]): tokens and their logits, the best first
-    best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
-    # float32 [count, r], the probability of the best; where the target chooses by itself (``DRAFT_BEST``)
-    chance: NDArray[np.float32] | None = None
-
-
-@dataclass
-class Pass:
-    """The output of one pass.
-
-    The arrays are views of the runner's buffers: valid until the next pass over the same model.
+    By default, the rows are a chain after the slot's text that runs through the whole model and waits for
+    ``Target.keep``.  A tuple, because every round makes one: a frozen dataclass takes four times as long.
     """
 
-    # float32 [r, vocab], one row per requested row; no rows where only the best was asked for
-    logits: NDArray[np.float32]
-    # float32 [n, hidden], the residual stream of every row after the last layer, before the final norm; where the
-    # target was told to keep it (``Target.keep_hidden``), else None
-    hidden: NDArray[np.float32] | None = None
-    # (int64 [r], float32 [r]): the likeliest token of each row and its logit, where only that was asked for
-    best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
-    chance: NDArray[np.float32] | None = None  # float32 [r], its probability; where the target chooses by itself
-    # float32 [n, k * hidden], auxiliary hidden states: the residual stream after some layers, joined; where the
-    # target was told to keep them (``Target.keep_aux_hidden``)
-    aux_hidden: NDArray[np.float32] | None = None
-    share: float = 1.0  # of the model's layers that it ran
-    ms: float = 0.0  # measured by the caller that runs it
+    tokens: Ids | None = None  # int64 [n]; None: the rows begin with ``inputs`` alone
+    parents: Ids | None = None  # int64 [n], an earlier row that a row continues, -1: the slot's text; None = a chain
+    # the likeliest tokens of each row that ``Output.best`` is to give, of the LM head one; 0 = all logits
+    top: int = 0
+    hidden: bool = False  # whether ``Output.hidden`` is wanted
+    aux_hidden: bool = False  # whether ``Output.aux_hidden`` is wanted
+    scored: int | None = None  # rows, the last ones, that reach the LM head or the heads; None = all
+    read: bool = False  # the rows, a chain, are part of the slot at once, without ``keep``
+    draft: bool = False  # nothing is kept: the next pass overwrites it, and a coarser copy of the keys will do
+    offset: int = 0  # rows of earlier passes, after the slot's text and not kept, that these rows continue
+    fused: bool = False  # ``inputs`` are a target's hidden states, which a drafter fuses before its layers
+    layers: tuple[int, int] | None = None  # the first layer to run, and the one after the last; None = all
+    skip: SkipSet | None = None  # what is left out
+    group: str = ""  # heads, by name, that run instead of layers and LM head; nothing of the slot changes
+    block: bool = False  # every row sees all others
+    visible: Ids | None = None  # int64 [n], how much of the slot's text a row sees, and nothing is kept; None = all
+    inputs: Rows | None = None  # float32 [n, columns]: what the layers read instead of the tokens' embeddings
+    of: Target | None = None  # a slot whose keys and values are read, as far as they are ``visible``, not this one's
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a pass of rows through the whole model, as every round runs."""
+        return self[5:14] == _WHOLE and self.inputs is None and self.visible is None and self.of is None
+
+
+_WHOLE = Pass()[5:14]
+
+
+@dataclass(slots=True)
+class Output:
+    """What a pass gives.  Arrays are views of the model's buffers: valid until the next pass over the same model."""
+
+    # float32 [rows, vocab] of the rows that were scored; of a group of heads [count, rows, size].  Where only the best
+    # were wanted, there may be no rows.
+    logits: Rows
+    # float32 [n, hidden], the residual stream of every row after the last layer that ran, before the final norm
+    hidden: Rows | None = None
+    # (int64 [rows], float32 [rows]): the likeliest token of each row and its logit; of heads [count, rows, top] each,
+    # the best first
+    best: tuple[Ids, Rows] | None = None
+    # float32 [rows], of heads [count, rows]: the probability of the best; where the target chooses (``DRAFT_BEST``)
+    chance: Rows | None = None
+    # float32 [n, k * hidden], auxiliary hidden states: the residual stream after some layers, joined
+    aux_hidden: Rows | None = None
+    tokens: Ids | None = None  # int64 [size], of heads: the token of each column; None = column i is token i
+    share: float = 1.0  # of the model's layers that ran
+    ms: float = 0.0  # measured by the caller that runs the pass
     other_rows: int = 0  # rows of other requests in the same run
 
 
-AuxHiddenSink = Callable[
-    [int, NDArray[np.float32]], None
-]  # first row, and states [n, k * hidden] of it and the next ones
-Ids = NDArray[np.int64]
-Rows = NDArray[np.float32]
-
-# what a target may have beside its own passes: see ``Target.can``
-BEST, DRAFT_BEST, HYPOTHESES = "best", "draft best", "hypotheses"
-
-
-class Runner(Protocol):
-    """Runs a pass."""
-
-    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
-        """See ``Target.forward``."""
+EMBEDDING = "embedding"  # the group that looks tokens up
+# what a target may have beside fields of a pass: see ``Target.can``
+BEST, DRAFT_BEST = "best", "draft best"
+HYPOTHESES = "visible"
+# fields of a pass that not every target takes, and what they stand for
+OPTIONAL = {
+    "parents": "trees of rows",
+    "hidden": "hidden states",
+    "aux_hidden": "auxiliary hidden states",
+    "scored": "logits of some rows",
+    "read": "rows that are kept at once",
+    "draft": "drafts by the target itself",
+    "offset": "rows after those of an earlier pass",
+    "visible": "hypotheses about its own text",
+    "inputs": "rows that begin with hidden states",
+    "fused": "hidden states of another model",
+    "layers": "passes over some of its layers",
+    "skip": "passes that leave layers out",
+    "group": "heads",
+    "block": "blocks of rows that see each other",
+    "of": "passes over the keys and values of another slot",
+}
 
 
 class Target:
@@ -106,27 +138,21 @@ class Target:
         context: most tokens (prompt + new) one sequence may have.
         layers: of the model.
         tokens: committed tokens whose KV the slot holds.
-        can: ``BEST``: say the likeliest tokens without writing all logits; ``DRAFT_BEST``: the same of draft passes,
-            where logits are not worth the way to the host; ``HYPOTHESES``: ``forward_hypotheses``.
-        trees: whether the rows of a pass may form a tree.
-        exact_trees: whether each then has the bits that it has in a chain of its ancestors.
+        can: the fields of a ``Pass`` that it takes, of those in ``OPTIONAL``; and ``BEST``: it says the likeliest
+            tokens without writing all logits; ``DRAFT_BEST``: the same of draft passes, where logits are not worth the
+            way to the host.
+        exact_trees: whether the rows of a tree each have the bits that they have in a chain of their ancestors.
         planes: whether a ``SkipSet`` that names high planes changes a pass.
         stateful: more is left of a text than can be cut back.
         revocable: whether ``follow`` may take back what was kept, as of a draft's guesses.
-        keep_hidden: fill ``Pass.hidden`` from now on.
-        keep_aux_hidden: fill ``Pass.aux_hidden`` from now on.
-        aux_hidden_sink: called for every chunk of a prefill; views, valid during the call.
     """
 
     vocab_size: int
     context: int
     layers: int = 1
     tokens: list[int]
-    can: frozenset[str] = frozenset()
-    trees, exact_trees = True, False
-    planes = stateful = revocable = False
-    keep_hidden = keep_aux_hidden = False
-    aux_hidden_sink: AuxHiddenSink | None = None
+    can: frozenset[str] = frozenset({"parents"})
+    exact_trees = planes = stateful = revocable = False
 
     # -- the text ------------------------------------------------------------------------------------------------------
 
@@ -138,79 +164,70 @@ class Target:
         """Forget the tokens behind the first ``length``; returns how many stay, fewer where states go back further."""
         raise NotImplementedError
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Append ``tokens`` to the slot, in chunks, without computing logits."""
-        raise NotImplementedError
+    def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:
+        """Append ``tokens`` to the slot, in chunks, without logits -> what the pass over each chunk gave.
 
-    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
-        """Run rows after the slot's tokens; logits of every row.  They are not part of the slot until ``keep``.
-
-        ``tokens``: int64 [n], the pending token and its proposal; ``parents``: int64 [n], parent row of each row, -1
-        for row 0; None = a chain; ``best``: fill ``Pass.best`` instead of the logits, where it ``can``.
+        ``aux_hidden``: give the auxiliary hidden states, where it can.
         """
         raise NotImplementedError
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append ``tokens`` to the slot."""
+        for _ in self.read(tokens):
+            pass
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit these rows of the last forward (ascending, a root path) and forget the others."""
+        """Commit these rows of the last pass (ascending, a root path) and forget the others."""
         raise NotImplementedError
 
-    # -- drafting for itself -------------------------------------------------------------------------------------------
+    # -- a pass --------------------------------------------------------------------------------------------------------
 
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
-        """Run a chain of draft rows, int64 [n], with sub-layers left out -> logits of the LAST row only, [1, vocab].
+    def run(self, wanted: Pass) -> Output:
+        """Run a pass.
 
-        They stand ``offset`` rows after the slot's tokens: so many of the draft have run, whose approximate KV is
-        read. Nothing is committed: the next ``forward`` overwrites whatever this wrote.  ``best``: fill ``Pass.best``
-        and ``chance`` instead, where it can (``DRAFT_BEST``).
+        Raises:
+            InvalidRequest: it asks for what the target cannot do (``check``).
         """
-        raise self._lacks("passes that leave layers out")
+        raise NotImplementedError
 
-    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
-        """Run rows that each continue some beginning of the slot's text -> logits of all, [n, vocab].
+    def check(self, wanted: Pass) -> None:
+        """Refuse a pass with a field that this target does not take, or over layers that it has not."""
+        for at, usual in self._lacking:
+            if wanted[at] is not usual:
+                raise self.lacks(Pass._fields[at])
+        if wanted.layers is not None and not 0 <= wanted.layers[0] <= wanted.layers[1] <= self.layers:
+            first, last = wanted.layers
+            raise InvalidRequest(f"layers {first} to {last}: expected a range within 0 to {self.layers}")
+        if wanted.layers is not None and wanted.layers[0] and wanted.inputs is None:
+            raise InvalidRequest(f"layers from {wanted.layers[0]} on: expected the hidden states before them, got none")
 
-        Args:
-            tokens: the rows.
-            visible: how many of the slot's tokens a row sees; the same along a chain.
-            parents: an earlier row that a row continues, -1: the slot's text; its position is ``visible`` + depth.
-            skip: sub-layers to leave out.
+    @cached_property
+    def _lacking(self) -> list[tuple[int, object]]:
+        """Name the fields that it does not take, and their values in a pass that does not ask for them."""
+        return [
+            (at, value)
+            for at, value in enumerate(Pass())
+            if (name := Pass._fields[at]) in OPTIONAL and name not in self.can
+        ]
 
-        Nothing is committed.
-        """
-        raise self._lacks("hypotheses about its own text")
+    def lacks(self, field: str) -> InvalidRequest:
+        """Make the error of a pass whose ``field`` it does not take."""
+        return InvalidRequest(f"expected a target with {OPTIONAL[field]}, and this one has none", "use another method")
 
-    # -- parts of the model --------------------------------------------------------------------------------------------
+    @property
+    def trees(self) -> bool:
+        """Whether the rows of a pass may form a tree."""
+        return "parents" in self.can
 
-    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
-        """Compute a group of heads over ``hidden`` float32 [r, hidden], a residual stream before the final norm.
-
-        ``top``: 0 = all logits, else only the best so many tokens of each row.  Nothing of the slot changes.
-        """
-        raise self._lacks("heads")
-
-    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
-        """Run layers ``first`` to ``last`` (exclusive) over a chain of rows -> float32 [n, hidden], a copy.
-
-        ``rows``: int64 [n] tokens where ``first`` is 0, else float32 [n, hidden]: the residual stream before
-        ``first``.  The first stands ``offset`` after the slot's tokens.  Their keys and values of these layers are in
-        the cache afterwards; nothing is committed.
-        """
-        raise self._lacks("hidden states")
-
-    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
-        """Run the layers from ``layer`` on, as ``forward`` of a chain does whose first layers have run.
-
-        ``tokens``: int64 [n], the pending token and its guesses; ``hidden``: float32 [n, hidden], the residual stream
-        of every row before ``layer``, with whose keys and values in the cache (``forward_layers``); ``best``: as for
-        ``forward``.
-        """
-        raise self._lacks("hidden states")
+    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Output:
+        """Run rows after the slot's text; ``best``: only the likeliest token of each is wanted."""
+        return self.run(Pass(tokens, parents, int(best)))
 
     def embed(self, tokens: Ids) -> Rows:
         """Look up the residual stream of tokens [n] before the first layer -> float32 [n, hidden], a copy."""
-        raise self._lacks("hidden states")
-
-    def _lacks(self, what: str) -> InvalidRequest:
-        return InvalidRequest(f"expected a target with {what}, and this one has none", "use another method")
+        hidden = self.run(Pass(tokens, hidden=True, scored=0, group=EMBEDDING)).hidden
+        assert hidden is not None
+        return hidden.copy()
 
 
 _BLOCK = 256  # tokens that are compared at once

@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.target import Pass, Target, common_prefix
+from edgespec.decoding.target import Ids, Output, Pass, Target, common_prefix
 from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.bundle import read_confidence, read_masked
 from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV, DecoderPart
-from edgespec.runtimes.slots.slot import Ids, Slot
+from edgespec.runtimes.slots.slot import Slot
 
 FIRST_ROWS = 3  # of the first step that is timed: the pending token and two accepted guesses
 TRIED = 6  # of the pass of ``ParallelCache`` that is timed
@@ -119,7 +119,7 @@ class DraftCache:
         ``states``: [n, k * hidden], the target's hidden states that the last n tokens make rows with.
         """
 
-        def run(guess: int | None, best: bool) -> Pass:
+        def run(guess: int | None, best: bool) -> Output:
             tokens, rows = (how.tokens[-len(states) :], states) if guess is None else ([guess], self._states)
             return self._forward(tokens, rows, guess is not None, best)
 
@@ -137,7 +137,9 @@ class DraftCache:
                 return step(None if nodes[0] < 0 else guesses[nodes[0]])[None]
             above = np.array(parents, np.int64)
             root = self._states[:1]
-            output = self.slot.forward_inputs(self._inputs(guesses, self._states[above + 1]), True, False, above)
+            output = self.slot.run(
+                Pass(None, above, hidden=True, inputs=self._inputs(guesses, self._states[above + 1]))
+            )
             assert output.hidden is not None
             self._states = np.concatenate((root, output.hidden))
             return self._whole(self._unnormed(output)[list(nodes)])
@@ -146,7 +148,7 @@ class DraftCache:
             return draw_chain(step, how, length, choose=best)
         return draw_tree(level, how, self.branch, length)
 
-    def _drawn(self, output: Pass, first: int, how: Draw, length: int) -> Proposal:
+    def _drawn(self, output: Output, first: int, how: Draw, length: int) -> Proposal:
         """Draw guesses of a pass that gave all their rows, from row ``first`` on."""
         if output.best is not None:
             pairs = iter(zip(output.best[0][first:].tolist(), output.best[1][first:].tolist(), strict=True))
@@ -156,15 +158,15 @@ class DraftCache:
 
     def try_once(self) -> None:
         """Run one dummy draft step for timing."""
-        self.slot.forward_inputs(self._inputs([0], np.zeros((1, 1), np.float32)), True, True)
+        self._step(self._inputs([0], np.zeros((1, 1), np.float32)), True, True)
 
     def try_first(self) -> bool:
         """Run a dummy first step of a round, over rows that were accepted; False = it takes what another does."""
         states = np.zeros((FIRST_ROWS, self.no_states.shape[1]), np.float32)
-        self.slot.forward_inputs(self._inputs([0] * FIRST_ROWS, states), False, True)
+        self._step(self._inputs([0] * FIRST_ROWS, states), False, True)
         return True
 
-    def _unnormed(self, output: Pass) -> Rows:
+    def _unnormed(self, output: Output) -> Rows:
         """Take back what the last norm divided by, where a drafter has none (``DecoderPart``): logits [n, columns]."""
         if not self.decoder.fusing.unnormed:
             return output.logits
@@ -172,17 +174,21 @@ class DraftCache:
         rows = output.hidden[-len(output.logits) :]
         return output.logits * np.sqrt(np.square(rows).mean(-1, keepdims=True))
 
-    def _forward(self, tokens: Sequence[int], states: Rows, recycled: bool, best: bool = False) -> Pass:
+    def _forward(self, tokens: Sequence[int], states: Rows, recycled: bool, best: bool = False) -> Output:
         """Append rows of tokens [n] and the target's or its own hidden states [n, any]; keep the state of the last."""
         output = self._run(self._inputs(tokens, states), recycled, best)
         assert output.hidden is not None
         self._states = output.hidden[-1:].copy()
         return output
 
-    def _run(self, inputs: Rows, recycled: bool, best: bool) -> Pass:
-        output = self.slot.forward_inputs(inputs, recycled, best)
+    def _run(self, inputs: Rows, recycled: bool, best: bool) -> Output:
+        output = self._step(inputs, recycled, best)
         self._append(len(inputs))
         return output
+
+    def _step(self, inputs: Rows, recycled: bool, best: bool) -> Output:
+        """Run rows [n, columns] with the drafter's or the target's hidden states -> the output of the last row."""
+        return self.slot.run(Pass(None, None, int(best), True, scored=1, inputs=inputs, fused=not recycled))
 
     def _append(self, rows: int) -> None:
         """Keep the first rows of the pass, which have no names yet."""
@@ -190,7 +196,7 @@ class DraftCache:
         self.slot.tokens[-rows:] = [UNNAMED] * rows
 
     def _absorb(self, inputs: Rows) -> None:
-        self.slot.absorb_inputs(inputs)
+        self.slot.run(Pass(scored=0, read=True, inputs=inputs, fused=True))
         self.slot.tokens[-len(inputs) :] = [UNNAMED] * len(inputs)
 
     def _whole(self, logits: Rows) -> Rows:
@@ -222,16 +228,21 @@ class BlockCache(DraftCache):
         """Count the rows of the block that makes so many guesses."""
         return length + 1
 
+    def _guess_block(self, inputs: Rows, best: bool, hidden: bool = False) -> Output:
+        """Run a block [rows, columns] -> the output of the rows that guess: all, or all after the first."""
+        scored = len(inputs) - (not self.decoder.anchor)
+        return self.slot.run(Pass(None, None, int(best), hidden, scored=scored, inputs=inputs, block=True))
+
     def greedy(self, inputs: Rows, pending: int, length: int) -> list[int]:
         """Take the likeliest guesses after a pending token, of a block with these rows [rows, columns]."""
-        return _likeliest(self.slot.forward_block(inputs, best=True))[:length]
+        return _likeliest(self._guess_block(inputs, True))[:length]
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         if len(states):
             self.absorb((), states)
         length = min(length, self.guesses)
         inputs = self._masked(how.tokens[-1], length)
-        return self._drawn(self.slot.forward_block(inputs, best=how.params.plain_greedy), 0, how, length)
+        return self._drawn(self._guess_block(inputs, how.params.plain_greedy), 0, how, length)
 
     def absorb(self, tokens: Sequence[int], states: Rows) -> None:
         inputs = np.zeros((len(states), self._inputs.columns), np.float32)
@@ -239,7 +250,7 @@ class BlockCache(DraftCache):
         self._absorb(inputs)
 
     def try_once(self) -> None:
-        self.slot.forward_block(self._masked(0, self.guesses), best=True)
+        self._guess_block(self._masked(0, self.guesses), True)
 
     def try_first(self) -> bool:
         known = len(self)
@@ -301,7 +312,7 @@ class CorrectedBlockCache(BlockCache):
 
     def _ran(self, inputs: Rows) -> _Block:
         """Run a block; its rows are copied, as what corrects them is another pass."""
-        output = self.slot.forward_block(inputs, hidden=self._sure is not None)
+        output = self._guess_block(inputs, False, hidden=self._sure is not None)
         if self._sure is None or output.hidden is None:
             return _Block(output.logits.copy(), None)
         x = output.hidden[len(inputs) - len(output.logits) :]
@@ -310,7 +321,10 @@ class CorrectedBlockCache(BlockCache):
 
     def _row(self, block: _Block, at: int, before: int) -> Rows:  # [1, columns]
         row = block.logits[at : at + 1]
-        return row + self.slot.forward_markov(np.array([before], np.int64)) if self._corrects else row
+        if not self._corrects:
+            return row
+        after = self.slot.run(Pass(np.array([before], np.int64), group=MARKOV)).logits[0]  # [1, columns]
+        return row + after
 
     def _chance(self, sure: Rows, at: int, before: int) -> float:
         """Predict that the guess in a row is accepted if all before it were."""
@@ -341,7 +355,7 @@ class CorrectedBlockCache(BlockCache):
         self.greedy(self._masked(0, self.guesses), 0, self.guesses)
 
 
-def _likeliest(output: Pass) -> list[int]:
+def _likeliest(output: Output) -> list[int]:
     assert output.best is not None
     guesses: list[int] = output.best[0].tolist()
     return guesses
@@ -376,17 +390,17 @@ class ParallelCache(DraftCache):
         """Append rows [n, columns] -> the likeliest guesses after the last of them."""
         return _likeliest(self._guess(inputs, length, True))[-length:]
 
-    def _guess(self, inputs: Rows, length: int, best: bool) -> Pass:
+    def _guess(self, inputs: Rows, length: int, best: bool) -> Output:
         """Append rows [n, columns], and give what they and ``length`` - 1 rows of masks say."""
         assert self.decoder.mask is not None
         masks = np.repeat(self._inputs([self.decoder.mask], self._masked), length - 1, 0)
         rows = np.concatenate((inputs, masks))
-        output = self.slot.forward_inputs(rows, False, best, np.arange(-1, len(rows) - 1))
+        output = self.slot.run(Pass(None, None, int(best), True, inputs=rows, fused=True))
         self._append(len(inputs))
         return output
 
     def try_once(self) -> None:
-        self.slot.forward_inputs(self._inputs([0] * TRIED, np.repeat(self._masked, TRIED, 0)), False, True)
+        self._step(self._inputs([0] * TRIED, np.repeat(self._masked, TRIED, 0)), False, True)
 
     def try_first(self) -> bool:
         return False  # rows that were accepted take part in the same pass
@@ -424,13 +438,21 @@ class BorrowedCache(DraftCache):
     def try_first(self) -> bool:
         return False  # it has no rows to make
 
-    def _run(self, inputs: Rows, recycled: bool, best: bool) -> Pass:
-        return self.slot.forward_over(self._lender, self._rows, inputs, recycled, best)
+    def _run(self, inputs: Rows, recycled: bool, best: bool) -> Output:
+        return borrowed_step(self.slot, self._lender, self._rows, inputs, recycled, best)
 
     @property
     def _lender(self) -> Slot:
         assert isinstance(self.target, Slot)
         return self.target
+
+
+def borrowed_step(slot: Slot, lender: Slot, rows: int, inputs: Rows, recycled: bool, best: bool) -> Output:
+    """Run a row [1, columns] after the first ``rows`` tokens of the target's slot, which has no pending rows."""
+    seen = np.array([rows], np.int64)
+    return slot.run(
+        Pass(None, None, int(best), True, scored=1, visible=seen, inputs=inputs, fused=not recycled, of=lender)
+    )
 
 
 def draft_cache_of(target: Target, slot: Slot, branch: tuple[int, ...] = (1,)) -> DraftCache:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import HIDDEN, Drafter, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import Pass, Target
+from edgespec.decoding.target import Output, Pass, Target
 from edgespec.drafters.registry import Parts
 from edgespec.errors import EdgespecError
 from edgespec.formulas.tree import Path, best_tree, chain, grow, layout
@@ -62,7 +62,7 @@ class Medusa(Drafter):
     def _best(self, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Ask each head for its best tokens -> (ids [count, top], logits [count, top])."""
         assert self._hidden is not None
-        best = self.target.forward_heads(self.group, self._hidden, top).best
+        best = self.target.run(Pass(inputs=self._hidden, top=top, group=self.group)).best
         assert best is not None
         ids, values = best[0][:, 0], best[1][:, 0]
         if not np.isfinite(values[:, 0]).all():
@@ -73,10 +73,11 @@ class Medusa(Drafter):
         if first:
             return False
         width = self.target.model.facts.hidden  # type: ignore[attr-defined]
-        self.target.forward_heads(self.group, np.zeros((1, width), np.float32), max(self._top, 1))
+        hidden = np.zeros((1, width), np.float32)
+        self.target.run(Pass(inputs=hidden, top=max(self._top, 1), group=self.group))
         return True
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         """Keep the hidden state of the row that chose the token now pending."""
         if output.hidden is None:
             raise EdgespecError("the target gave no hidden states")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import AUX_HIDDEN, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import Pass, Target, common_prefix
+from edgespec.decoding.target import Output, Target, common_prefix
 from edgespec.drafters.draft_cache import CorrectedBlockCache, draft_cache_of
 from edgespec.drafters.draw import DrawingDrafter, rows_of
 from edgespec.drafters.registry import Parts
@@ -137,7 +137,7 @@ class HiddenStateDrafter(DrawingDrafter):
         self._at, self._sound = rows - self.deferred_rows, True
         return made
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         """Keep the hidden states of the rows that were kept."""
         if not self._sound or output.aux_hidden is None:
             return

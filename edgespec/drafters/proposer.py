@@ -12,7 +12,7 @@ import numpy as np
 from edgespec.decoding.drafter import HIDDEN, NOTHING, Drafter, DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.proposer import Proposer
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output
 from edgespec.errors import InvalidRequest, first_line
 
 
@@ -54,7 +54,7 @@ class UserDrafter(Drafter):
         guesses = [index(token) for token in found][:budget]
         return Proposal(np.array(guesses, np.int64)) if guesses else EMPTY
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         if self._observe is not None:
             with _contained():
                 self._observe(proposal, verdict, output)

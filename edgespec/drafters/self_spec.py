@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import DRAFT_BEST, Pass, SkipSet, Target
+from edgespec.decoding.target import DRAFT_BEST, Output, Pass, SkipSet, Target
 from edgespec.drafters.draw import DrawingDrafter, Weak, draw_chain, spread
 from edgespec.drafters.registry import Parts
 from edgespec.formulas.confidence import Confidence
@@ -97,17 +97,26 @@ class SelfSpec(DrawingDrafter):
 
         return choose
 
-    def _passes(self, tokens: list[int], best: bool) -> Callable[[int | None], Pass]:
-        offset, skip, run = count(), self.skip, self.target.forward_draft
-        return lambda guess: run(np.array([tokens[-1] if guess is None else guess], np.int64), next(offset), skip, best)
+    def _passes(self, tokens: list[int], best: bool) -> Callable[[int | None], Output]:
+        offset = count()
+
+        def run(guess: int | None) -> Output:
+            return self._step(tokens[-1] if guess is None else guess, next(offset), best)
+
+        return run
+
+    def _step(self, token: int, offset: int, best: bool) -> Output:
+        """Run a draft step, ``offset`` rows after the text."""
+        ids = np.array([token], np.int64)
+        return self.target.run(Pass(ids, None, int(best), draft=True, offset=offset, skip=self.skip))
 
     def dry_step(self, first: bool = False) -> bool:
         if first:
             return False
-        self.target.forward_draft(np.zeros(1, np.int64), 0, self.skip)
+        self._step(0, 0, False)
         return True
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         """Count which guesses were right, by how sure they were."""
         right, tested = len(verdict.path), proposal.tested(verdict.path)
         for depth, probability in enumerate(self._sure[:tested]):

@@ -12,8 +12,9 @@ from functools import partial
 from time import perf_counter
 from typing import TypeVar, cast
 
-from edgespec.decoding.loop import PassRequest, PrefillRequest, Round, run_pass
+from edgespec.decoding.loop import PrefillRequest, Round, run_pass
 from edgespec.decoding.settings import Settings
+from edgespec.decoding.target import Pass
 from edgespec.engine.admission import heaviest
 from edgespec.engine.encoding import Source, begun
 from edgespec.engine.loaded import LoadedBundle
@@ -22,7 +23,7 @@ from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.errors import BudgetError
 from edgespec.runtimes.files.formats import LONGEST_PASS
-from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
+from edgespec.runtimes.slots.native_batch import BatchSlot, NativeBatch
 from edgespec.runtimes.slots.slot import Slot
 
 Answer = Chunk | Exception
@@ -202,7 +203,7 @@ class RunningBatch:
         with self._engine.lock:
             for stream in reading:
                 asked = _tried(partial(stream.read, len(self.streams)))
-                if isinstance(asked, PassRequest):
+                if isinstance(asked, Pass):
                     decoding.append(stream)
                 elif not isinstance(asked, PrefillRequest):
                     answers.append((stream, asked or _NOTHING))
@@ -235,12 +236,12 @@ def _tried(step: Callable[[], T]) -> T | Exception:
 
 def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
     """Decode a round of requests whose passes are one."""
-    gathered: list[tuple[Stream, PassRequest]] = []
+    gathered: list[tuple[Stream, Pass]] = []
     for stream in streams:
         asked = _tried(partial(stream.ask, len(streams)))
         assert not isinstance(asked, Round)
-        if isinstance(asked, PassRequest):
-            if asked.through is stream.target:
+        if isinstance(asked, Pass):
+            if asked.inputs is None:
                 gathered.append((stream, asked))
             else:  # the rest of a pass that a drafter began is another one than whole ones
                 yield stream, _tried(partial(_alone, stream, asked))
@@ -248,32 +249,37 @@ def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stre
             yield stream, asked or _NOTHING
     while gathered:
         rows = taken = 0
-        while taken < len(gathered) and rows + len(gathered[taken][1].tokens) <= LONGEST_PASS:
-            rows += len(gathered[taken][1].tokens)
+        while taken < len(gathered) and rows + _rows(gathered[taken][1]) <= LONGEST_PASS:
+            rows += _rows(gathered[taken][1])
             taken += 1
         yield from _together(gathered[: max(taken, 1)], batch)
         del gathered[: max(taken, 1)]
 
 
-def _alone(stream: Stream, asked: PassRequest) -> Chunk:
-    return stream.answer(run_pass(asked))
+def _alone(stream: Stream, asked: Pass) -> Chunk:
+    return stream.answer(run_pass(stream.target, asked))
 
 
-def _together(gathered: Sequence[tuple[Stream, PassRequest]], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
+def _together(gathered: Sequence[tuple[Stream, Pass]], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
     """Run passes as one, and hand each its part."""
     if len(gathered) == 1:
         ((stream, asked),) = gathered
         yield stream, _tried(partial(_alone, stream, asked))
         return
-    wanted = [BatchPass(cast(BatchSlot, stream.target), asked.tokens, asked.parents) for stream, asked in gathered]
+    passes = [(cast(BatchSlot, stream.target), asked) for stream, asked in gathered]
     start = perf_counter()
     try:
-        outputs = batch.forward(wanted, best=all(asked.best for _, asked in gathered))
+        outputs = batch.run(passes)
     except Exception as error:  # the KV state is undefined after a failed pass: fail all
         yield from ((stream, error) for stream, _ in gathered)
         return
     ms = 1000 * (perf_counter() - start)
-    rows = sum(len(asked.tokens) for _, asked in gathered)
+    rows = sum(_rows(asked) for _, asked in gathered)
     for (stream, asked), output in zip(gathered, outputs, strict=True):
-        output.ms, output.other_rows = ms, rows - len(asked.tokens)
+        output.ms, output.other_rows = ms, rows - _rows(asked)
         yield stream, _tried(partial(stream.answer, output))
+
+
+def _rows(asked: Pass) -> int:
+    assert asked.tokens is not None
+    return len(asked.tokens)

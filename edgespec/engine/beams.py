@@ -13,13 +13,14 @@ from edgespec.decoding.beams import BeamOptions, BeamSearch
 from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
 from edgespec.engine.encoding import Source, begun
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.result import Finish, Result
 from edgespec.engine.rules import ruled, with_length
 from edgespec.errors import BudgetError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
-from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
+from edgespec.runtimes.slots.native_batch import BatchSlot, NativeBatch
 from edgespec.runtimes.text.stream import StreamDecoder
 
 NAME = "beams"
@@ -101,10 +102,10 @@ def _run(
             engine.require_open()
             used = slots[: len(search.going)]
             passes = [
-                BatchPass(slot, np.array(beam.tokens[-1:], np.int64))
+                (slot, Pass(np.array(beam.tokens[-1:], np.int64)))
                 for slot, beam in zip(used, search.going, strict=True)
             ]
-            outputs = batch.forward(passes)
+            outputs = batch.run(passes)
             for slot in used:
                 slot.keep([0])
             stats.verify_ms += 1000 * (perf_counter() - start)

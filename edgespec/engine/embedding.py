@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
+from edgespec.decoding.target import Pass
 from edgespec.drafters.registry import AR
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
@@ -105,7 +106,10 @@ def _pooled(
         start = time.perf_counter()
         with engine.lock:  # buffers are shared by all slots
             engine.require_open()
-            states = slot.prefill_hidden(np.asarray(text[at : at + rows], np.int64)).astype(np.float64)
+            part = np.asarray(text[at : at + rows], np.int64)
+            read = slot.run(Pass(part, hidden=True, scored=0, read=True)).hidden
+            assert read is not None
+            states = read.astype(np.float64)
         pace.took(rows, time.perf_counter() - start)
         at += rows
         if pooling == "mean":

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgespec.decoding.settings import Settings
-from edgespec.decoding.target import Pass, Target
+from edgespec.decoding.target import Output, Pass, Target
 from edgespec.decoding.text import INSERTED
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.pool import SessionPool
@@ -18,7 +15,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.guided import Guided
-from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
+from edgespec.runtimes.slots.native_batch import BatchSlot, NativeBatch
 
 
 def sessions_for(engine: LoadedBundle, settings: Settings) -> SessionPool:
@@ -60,17 +57,15 @@ def guided(engine: LoadedBundle, session: Session, prompt: Sequence[int], settin
             f"a negative prompt of {len(instead)} tokens: expected fewer than {engine.context}, of the vocabulary"
         )
 
-    def both(
-        rows: NDArray[np.int64], others: NDArray[np.int64], parents: NDArray[np.int64] | None
-    ) -> tuple[Pass, Pass]:
+    def both(asked: Pass, instead: Pass) -> tuple[Output, Output]:
         assert batch is not None
-        first, second = cast(BatchSlot, target), cast(BatchSlot, other)
-        passes = [BatchPass(first, rows, parents), BatchPass(second, others, parents)]
-        if 2 * len(rows) <= LONGEST_PASS:
-            asked, instead = batch.forward(passes)
-            return asked, instead
-        ((asked,), (instead,)) = (batch.forward([one]) for one in passes)
-        return asked, instead
+        assert asked.tokens is not None
+        passes = [(cast(BatchSlot, target), asked), (cast(BatchSlot, other), instead)]
+        if 2 * len(asked.tokens) <= LONGEST_PASS:
+            first, second = batch.run(passes)
+            return first, second
+        ((first,), (second,)) = (batch.run([one]) for one in passes)
+        return first, second
 
     found = Guided(target, other, len(prompt), instead, float(settings.guidance_scale or 0), both if batch else None)
     return cast(Target, found)

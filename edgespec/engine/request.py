@@ -11,7 +11,6 @@ from dataclasses import replace
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import (
     DecodeOptions,
-    PassRequest,
     Piece,
     PrefillRequest,
     Round,
@@ -21,7 +20,7 @@ from edgespec.decoding.loop import (
 )
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, Target
+from edgespec.decoding.target import Output, Pass, Target
 from edgespec.decoding.text import INSERTED
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.drafters.plain import Forced
@@ -131,7 +130,7 @@ class Stream:
     def _begin(self) -> None:
         """Resume the request at its current point, on the existing session."""
         settings = self._settings
-        self._asked: PassRequest | PrefillRequest | None = None  # what comes next, where that is known
+        self._asked: Pass | PrefillRequest | None = None  # what comes next, where that is known
         self.reading, self.read_at = True, 0.0
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
@@ -325,7 +324,7 @@ class Stream:
         """Whether the last round was made."""
         return self._finish is not None
 
-    def ask(self, width: int = 1) -> PassRequest | PrefillRequest | Round | None:
+    def ask(self, width: int = 1) -> Pass | PrefillRequest | Round | None:
         """Run to the next round, or to the next pass if passes are joint; read some of the prompt.
 
         ``width``: requests whose passes run together.  Returns None if the request was cancelled, a ``PrefillRequest``
@@ -351,14 +350,14 @@ class Stream:
         self._place.read = not self.reading
         return asked
 
-    def read(self, width: int) -> PassRequest | PrefillRequest | None:
+    def read(self, width: int) -> Pass | PrefillRequest | None:
         """Read some of the prompt as ``ask`` does, but keep a pass: the next ``ask`` gives it again."""
         asked = self.ask(width)
         assert not isinstance(asked, Round)
         self._asked = asked
         return asked
 
-    def _fill(self, asked: PrefillRequest) -> PrefillRequest | PassRequest | Round:
+    def _fill(self, asked: PrefillRequest) -> PrefillRequest | Pass | Round:
         """Read some of the prompt -> what comes next."""
         pace, start = self._engine.paces[asked.draft], time.perf_counter()
         taken = self._sessions.catch_up(self._session, self.tokens) if asked.anywhere and self._joint else 0
@@ -374,7 +373,7 @@ class Stream:
             pace.took(rows, self.read_at - start)
         return found
 
-    def answer(self, output: Pass) -> Chunk:
+    def answer(self, output: Output) -> Chunk:
         """Make the round of the pass that was asked for."""
         made = self._rounds.send(output)
         assert isinstance(made, Round)
@@ -396,7 +395,7 @@ class Stream:
             try:
                 with self._engine.lock:  # buffers are shared by all slots: one round at a time
                     made = self.ask()
-                    assert not isinstance(made, PassRequest)
+                    assert not isinstance(made, Pass)
                     return self._take(made) if isinstance(made, Round) else made
             except DeviceError as error:
                 self._rounds.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.decoding.target import Output, Pass
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.sharing import PrefillBudget
@@ -70,13 +71,14 @@ def test_prefills_are_cut_smaller_where_that_makes_room(
     engine = opened(demo, operators, sizes[32])
     seen: list[int] = []
     session = engine.sessions.take([])
-    fill = type(session.target)._fill
+    run = type(session.target).run
 
-    def spy(slot: Any, chunk: Any) -> None:
-        seen.append(len(chunk))
-        fill(slot, chunk)
+    def spy(slot: Any, wanted: Pass) -> Output:
+        if wanted.read and wanted.tokens is not None:
+            seen.append(len(wanted.tokens))
+        return run(slot, wanted)
 
-    monkeypatch.setattr(type(session.target), "_fill", spy)
+    monkeypatch.setattr(type(session.target), "run", spy)
     engine.sessions.give_back(session)
     engine.generate([5] * 200, method="ar", max_new_tokens=4)
     assert max(seen) <= 32

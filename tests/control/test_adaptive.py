@@ -13,7 +13,7 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel, expected_tokens
 from tests.support.rounds import Rounds
@@ -49,7 +49,7 @@ class Full(Scripted):
         self.budgets.append(budget)
         return super().propose(tokens, budget)
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         self.seen.append((proposal, verdict))
 
 

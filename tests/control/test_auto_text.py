@@ -13,11 +13,12 @@ from edgespec.control.adaptive import Adaptive, Control
 from edgespec.control.auto import Auto, Candidate
 from edgespec.control.estimator import Evidence
 from edgespec.decoding.drafter import HIDDEN
-from edgespec.decoding.loop import DecodeOptions, PassRequest, Piece, PrefillRequest, Round, decode, run_pass
+from edgespec.decoding.loop import DecodeOptions, Piece, PrefillRequest, Round, decode, run_pass
 from edgespec.decoding.policy import Ask
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import PLAIN, Stats
+from edgespec.decoding.target import Output, Pass, Target
 from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
 from tests.control.test_auto import always, three
@@ -52,10 +53,10 @@ class Reader(FunctionTarget):
 
     def __init__(self, seed: int) -> None:
         super().__init__(hash_logits(seed, 11), 11)
-        self.read: list[int] = []
+        self.sizes: list[int] = []
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        self.read.append(len(tokens))
+        self.sizes.append(len(tokens))
         super().prefill(tokens)
 
 
@@ -83,8 +84,8 @@ def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> 
         if isinstance(item, PrefillRequest):
             asked.append(item.left if item.draft else 0)
             item = driven.send(Piece(16))
-        elif isinstance(item, PassRequest):
-            item = driven.send(run_pass(item))
+        elif isinstance(item, Pass):
+            item = driven.send(run_pass(target, item))
         else:
             assert isinstance(item, Round)
             written += item.tokens
@@ -92,8 +93,8 @@ def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> 
     assert written == plain(hash_logits(3, 11), 11, prompt, 120)
     assert stats.accepted > 5
     assert stats.dropped_reason is None
-    assert draft.read[:10] == [16] * 10
-    assert max(draft.read) <= 32
+    assert draft.sizes[:10] == [16] * 10
+    assert max(draft.sizes) <= 32
     lefts = [left for left in asked if left]
     assert lefts[0] >= len(prompt) + 16 - 1
     assert lefts[:10] == list(range(lefts[0], lefts[0] - 160, -16))
@@ -242,13 +243,19 @@ def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pyt
     wanting, not_wanting = (Scripted(lambda tokens, budget: Proposal(np.array([1]))) for _ in range(2))
     wanting.wants = HIDDEN
     seen: list[bool] = []
-    wanting.observe = lambda proposal, verdict, output: seen.append(target.keep_hidden)  # type: ignore[method-assign]
+    wanting.observe = lambda proposal, verdict, output: seen.append(output.hidden is not None)  # type: ignore[method-assign]
+    asked: list[bool] = []
+
+    def run(target: Target, wanted: Pass) -> Output:
+        asked.append(wanted.hidden)
+        return run_pass(target, wanted)
+
     switch = Forced([Candidate("a", 1.2, lambda: controlled(not_wanting, INT4, 0.0)),
                      Candidate("b", 1.2, lambda: controlled(wanting, INT4, 0.0))], 3)  # fmt: skip
 
     found = []
-    for _ in decode(target, switch, [1], DecodeOptions(30, 3)):
-        found.append((switch.in_use, target.keep_hidden))
+    for _ in decode(target, switch, [1], DecodeOptions(30, 3), run=run):
+        found.append((switch.in_use, asked[-1]))
     assert {wanted for name, wanted in found if name == "b"} == {True}
     assert {wanted for name, wanted in found if name == "a"} == {False}
     assert seen

@@ -9,11 +9,11 @@ import pytest
 
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.drafter import HIDDEN, Drafter
-from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.loop import DecodeOptions, decode, run_pass
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.decoding.target import Pass, SkipSet
+from edgespec.decoding.target import Output, Pass, SkipSet, Target
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
@@ -35,7 +35,7 @@ class Watcher(Scripted):
         self.name, self.cheap = name, cheap
         self.times: list[tuple[int, float]] = []
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         row = verdict.path[-1] + 1 if verdict.path else 0
         assert len(output.logits) >= len(proposal) + 1
         assert int(output.logits[row].argmax()) == verdict.next_token
@@ -126,11 +126,21 @@ def test_layers_already_run_are_a_proposal() -> None:
 
 def test_hidden_states_are_asked_for_if_one_wants_them() -> None:
     one, other, model = Scripted(lambda tokens, budget: EMPTY), Plain(), target()
-    list(decode(model, Policy([one, other]), [1], DecodeOptions(2)))
-    assert not model.keep_hidden
+    asked: list[bool] = []
+
+    def run(target: Target, wanted: Pass) -> Output:
+        asked.append(wanted.hidden)
+        return run_pass(target, wanted)
+
+    list(decode(model, Policy([one, other]), [1], DecodeOptions(2), run=run))
+    assert asked
+    assert not any(asked)
     one.wants = HIDDEN
-    list(decode(model, Adaptive([Control(other, CostModel()), Control(one, CostModel())]), [1], DecodeOptions(2)))
-    assert model.keep_hidden
+    asked.clear()
+    both = Adaptive([Control(other, CostModel()), Control(one, CostModel())])
+    list(decode(model, both, [1], DecodeOptions(2), run=run))
+    assert asked
+    assert all(asked)
 
 
 def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:

@@ -14,7 +14,7 @@ from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import BEST, Pass
+from edgespec.decoding.target import BEST, Output, Pass
 from edgespec.decoding.verify import EXACT, Accept, RowSampler, verify
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError, InvalidRequest
@@ -152,7 +152,7 @@ def test_a_block_stands_whatever_the_model_says(rule: Accept) -> None:
 class Guesses(Scripted):
     """Does not mind a pass without logits."""
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         pass
 
 
@@ -175,17 +175,17 @@ def test_greedy_text_is_plain_text_where_a_rule_leaves_only_the_likeliest(
 class BestTarget(FunctionTarget):
     """A target that can say the likeliest tokens alone."""
 
-    can = frozenset({BEST})
+    can = FunctionTarget.can | {BEST}
     asked = 0
 
-    def forward(self, tokens, parents=None, best=False):  # type: ignore[no-untyped-def]
-        output = super().forward(tokens, parents)
-        if not best:
+    def run(self, wanted: Pass) -> Output:
+        output = super().run(wanted)
+        if not wanted.top:
             return output
         self.asked += 1
         logits = output.logits
         ids = logits.argmax(1)
-        return Pass(np.empty((0, VOCAB), np.float32), best=(ids, logits[np.arange(len(ids)), ids]))
+        return Output(np.empty((0, VOCAB), np.float32), best=(ids, logits[np.arange(len(ids)), ids]))
 
 
 @pytest.mark.parametrize("rule", ["exact", "typical", "top-k:2", "distance:2", "all"])

@@ -15,7 +15,7 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Ask, Policy
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output
 from edgespec.formulas.cost import CostModel
 from tests.support.rounds import Rounds
 from tests.support.toy import Scripted, chain, hash_logits, hash_target, plain
@@ -47,7 +47,7 @@ class Told(Drafter):
         self.calls.append("propose")
         return chain(plain(hash_logits(3, 11), 11, tokens, budget))
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         self.calls.append("observe")
         self.text += [*proposal.tokens[list(verdict.path)].tolist(), verdict.next_token]
 

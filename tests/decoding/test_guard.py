@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output, Pass
 from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError
 from edgespec.formulas.cost import CostModel
 from tests.decoding.test_loop import truth_of
 from tests.decoding.test_monitor import VOCAB, right, watched
-from tests.support.reference import FunctionTarget
+from tests.support.reference import Function, FunctionTarget
 from tests.support.toy import Scripted, chain, hash_logits, hash_target, plain
 
 ONE, TREE = np.array([1]), np.array([1, 2, 3])
@@ -111,43 +110,49 @@ def test_a_drafter_that_clings_to_its_first_guess() -> None:
 
 
 class Ahead(FunctionTarget):
-    """What runs the rest of a pass; notes how many rows it was given."""
+    """Takes what is left of passes, a quarter of the layers; notes their rows."""
 
-    def __init__(self, target: FunctionTarget) -> None:
-        self.target, self.rows = target, list[int]()
+    layers, can = 4, FunctionTarget.can | {"layers", "inputs"}
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
-        self.rows.append(len(tokens))
-        output = self.target.forward(tokens, parents)
-        output.share = 0.25
+    def __init__(self, function: Function, vocab_size: int) -> None:
+        super().__init__(function, vocab_size)
+        self.rows: list[int] = []
+
+    def run(self, wanted: Pass) -> Output:
+        output = super().run(wanted)
+        if wanted.layers is not None:
+            assert wanted.tokens is not None
+            assert wanted.layers == (3, 4)
+            self.rows.append(len(wanted.tokens))
+            output.share = 0.25
         return output
 
 
-def running_ahead(guess: Callable[[list[int], int], Proposal], target: FunctionTarget) -> tuple[Scripted, Ahead]:
-    drafter, ahead = Scripted(guess), Ahead(target)
+def running_ahead(guess: Callable[[list[int], int], Proposal]) -> Scripted:
+    drafter = Scripted(guess)
     drafter.runs_ahead = True
-    drafter.through = lambda target: ahead  # type: ignore[method-assign]
-    return drafter, ahead
+    drafter.rest = lambda whole: whole._replace(inputs=np.zeros((1, 1), np.float32), layers=(3, 4))  # type: ignore[method-assign]
+    return drafter
 
 
 def test_a_pass_that_drafting_began_is_gone_on_with_as_the_chain_was_cut() -> None:
     """Whatever is verified of it, without a guess too; only what is left of the pass counts as work."""
-    truth, stats, target = truth_of(4), Stats(), FunctionTarget(hash_logits(4, VOCAB), VOCAB)
-    drafter, ahead = running_ahead(lambda tokens, budget: chain(truth(tokens, 4) if len(tokens) < 8 else []), target)
+    truth, stats, target = truth_of(4), Stats(), Ahead(hash_logits(4, VOCAB), VOCAB)
+    drafter = running_ahead(lambda tokens, budget: chain(truth(tokens, 4) if len(tokens) < 8 else []))
     text = [t for r in decode(target, drafter, [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
     assert text == truth([1, 2], 9)
     assert stats.dropped_reason is None
-    assert ahead.rows == [3, 3, 1, 1]  # the last round has no room for a guess, and nobody is asked
+    assert target.rows == [3, 3, 1, 1]  # the last round has no room for a guess, and nobody is asked
     assert stats.plain_rounds == 3
 
 
 def test_a_pass_is_the_targets_own_where_drafting_failed() -> None:
-    target, stats = FunctionTarget(hash_logits(4, VOCAB), VOCAB), Stats()
-    drafter, ahead = running_ahead(lambda tokens, budget: chain([VOCAB]), target)
+    target, stats = Ahead(hash_logits(4, VOCAB), VOCAB), Stats()
+    drafter = running_ahead(lambda tokens, budget: chain([VOCAB]))
     text = [t for r in decode(target, drafter, [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
     assert text == truth_of(4)([1, 2], 9)
     assert "vocabulary" in str(stats.dropped_reason)
-    assert ahead.rows == []
+    assert target.rows == []
 
 
 def test_an_interrupt_in_a_drafter_and_an_error_of_the_target_go_through() -> None:

@@ -13,6 +13,7 @@ from edgespec.decoding.loop import DecodeOptions, Round, decode
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Output, Pass
 from edgespec.drafters.plain import Plain
 from edgespec.errors import InvalidRequest
 from tests.support.reference import FunctionTarget
@@ -141,9 +142,10 @@ def test_a_guess_below_an_eos_is_never_verified() -> None:
     tree = Proposal(np.array([1, 7, 2, 3, 4]), np.array([-1, -1, 1, 0, 2]))
 
     class Spy(FunctionTarget):
-        def forward(self, tokens, parents=None, best=False):  # type: ignore[no-untyped-def]
-            asked.append(tokens.tolist())
-            return super().forward(tokens, parents)
+        def run(self, wanted: Pass) -> Output:
+            assert wanted.tokens is not None
+            asked.append(wanted.tokens.tolist())
+            return super().run(wanted)
 
     for proposal in (tree, chain([1, 7, 2])):
         target = Spy(hash_logits(0, VOCAB), VOCAB)

@@ -18,7 +18,7 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import SHADOW
 from edgespec.decoding.stats import PLAIN, WINDOW, Expected, RoundTime, Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output
 from edgespec.decoding.verify import verify
 from edgespec.drafters.plain import Plain
 from edgespec.engine.engine import STATS_EVERY, Engine
@@ -30,7 +30,7 @@ from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts, Scripted, chain, hash_logits, hash_target, plain
 
 VOCAB = 11
-NOTHING = Pass(np.zeros((1, 1), np.float32))
+NOTHING = Output(np.zeros((1, 1), np.float32))
 
 
 def right(seed: int) -> Callable[[list[int], int], Proposal]:

@@ -14,7 +14,7 @@ import pytest
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output, Pass
 from edgespec.errors import ExportError
 from edgespec.export.bundle.drafter import check_drafter
 from edgespec.export.bundle.model_part import open_model
@@ -104,15 +104,17 @@ def test_the_step_that_is_timed_is_that_of_rounds(
     """One row behind all that the target holds, of its own hidden state, and only the best token."""
     made = opened("accepted")
     recorder, seen = made.recorder(), list[tuple[int, tuple[int, ...], bool, bool]]()
-    target, run = recorder.target, recorder.slot.forward_over
+    target, run = recorder.target, recorder.slot.run
     assert isinstance(target, Slot)
 
-    def spied(other: Slot, rows: int, given: Any, recycled: bool, best: bool = False) -> Pass:
-        assert other is target
-        seen.append((rows, given.shape, recycled, best))
-        return run(other, rows, given, recycled, best)
+    def spied(wanted: Pass) -> Output:
+        assert wanted.of is target
+        assert wanted.visible is not None
+        assert wanted.inputs is not None
+        seen.append((int(wanted.visible[0]), wanted.inputs.shape, not wanted.fused, wanted.top == 1))
+        return run(wanted)
 
-    monkeypatch.setattr(recorder.slot, "forward_over", spied)
+    monkeypatch.setattr(recorder.slot, "run", spied)
     text, _ = made.write(recorder, prompt(9), 8)
     of_rounds, rows = {each[1:] for each in seen}, len(target.tokens)
     assert {rows for rows, *_ in seen} <= set(range(8, len(text) - 1))

@@ -11,7 +11,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Verdict
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, SkipSet
+from edgespec.decoding.target import Output, SkipSet
 from edgespec.drafters.draw import Draw, draw_chain
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
@@ -22,7 +22,7 @@ from tests.support.reference import FunctionTarget
 from tests.support.toy import emitted, hash_logits, hash_target, plain, same_texts
 
 VOCAB = 11
-NOTHING = Pass(np.zeros((1, VOCAB), np.float32))
+NOTHING = Output(np.zeros((1, VOCAB), np.float32))
 
 
 def pair(kind: str, seed: int, draft_seed: int | None = None) -> tuple[FunctionTarget, Drafter]:

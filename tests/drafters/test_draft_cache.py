@@ -133,8 +133,9 @@ def test_a_prompt_is_read_as_it_comes(chunk: int) -> None:
         read += len(taps)
         assert len(slot.tokens) == read - 1
 
-    target.aux_hidden_sink = sink
-    target.prefill(PROMPT[:-1])
+    for output in target.read(PROMPT[:-1], aux_hidden=True):
+        assert output.aux_hidden is not None
+        sink(len(target.tokens) - len(output.aux_hidden), output.aux_hidden)
     assert [row.tolist() for row in slot.held] == entries(PROMPT, 8)
 
 
@@ -243,8 +244,9 @@ def proposed(known: list[int] | None, params: SamplingParams, budget: int) -> Pr
     """Prefill a block drafter with the prompt; return the proposal of its first round, of up to ``budget`` tokens."""
     target, _, drafter = made_blocks(known)
     drafter.begin(DraftRequest(PROMPT, params, Noise(params.seed)))
-    target.aux_hidden_sink = drafter.absorb
-    target.prefill(PROMPT[:-1])
+    for output in target.read(PROMPT[:-1], aux_hidden=True):
+        assert output.aux_hidden is not None
+        drafter.absorb(len(target.tokens) - len(output.aux_hidden), output.aux_hidden)
     return drafter.propose(PROMPT, budget)
 
 

@@ -32,6 +32,7 @@ from edgespec.decoding.policy import Ask, Policy
 from edgespec.decoding.proposal import EMPTY
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
 from edgespec.drafters.ngram import NGram
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
@@ -42,6 +43,7 @@ from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, TARGET, use_operators
 from tests.support.any_drafter import AnyDrafter, Pair, Recorder, check_guesses
 from tests.support.eagle import Reference, write_random
+from tests.support.passes import run_layers
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 KINDS: dict[str, tuple[dict[str, Any], list[int] | None, int]] = {
@@ -206,7 +208,7 @@ def test_guesses_are_drawn_from_what_it_says(
     assert proposal.probs is not None
     ids, slot = np.array(tokens, np.int64), made.fresh
     slot.follow([])
-    taps = np.concatenate([slot.forward_layers(ids, 0, 0, at) for at in made.tapped], -1).astype(np.float64)
+    taps = np.concatenate([run_layers(slot, ids, 0, 0, at) for at in made.tapped], -1).astype(np.float64)
     guesses = slot.embed(proposal.tokens[:-1]).astype(np.float64)
     logits = reference.logits(slot.embed(ids).astype(np.float64), taps[:-1], guesses)
     for row, q in zip(logits, proposal.probs, strict=True):
@@ -220,12 +222,10 @@ def test_taps_change_no_bit_of_the_target(original: Made) -> None:
     slot, tokens = open_slot(original.model), np.array(prompt(9), np.int64)
     slot.prefill(prompt(30, 4))
     plain = slot.forward(tokens).logits.copy()
-    slot.keep_aux_hidden = True
-    output = slot.forward(tokens)
+    output = slot.run(Pass(tokens, aux_hidden=True))
     np.testing.assert_array_equal(output.logits, plain)
     assert output.aux_hidden is not None
     assert output.aux_hidden.shape == (9, 3 * 128)
-    slot.keep_aux_hidden = False
     assert slot.forward(tokens).aux_hidden is None or original.model.graph.operators == "stock"
 
 

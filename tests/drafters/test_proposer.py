@@ -17,7 +17,7 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -269,7 +269,7 @@ class Curious(Fixed):
         super().__init__([1, 2])
         self.shapes: list[tuple[int, ...] | None] = []
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         self.shapes.append(None if output.hidden is None else output.hidden.shape)
 
 

@@ -27,6 +27,7 @@ from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from tests.support.any_drafter import Pair
+from tests.support.passes import run_heads, states
 from tests.support.published import CHAIN, CUT, REFERENCES, VOCAB, Published, contexts, known_keys, write_target
 
 EVERY = sorted(path.stem for path in REFERENCES.glob("*.npz"))
@@ -127,17 +128,15 @@ class MadeHeads:
         heads.extend(arch)
         part = write_model(folder, arch, ModelSpec("fp32", gated=True, plan=heads.plan, layout="native")).part
         self.slot = open_slot(Model(folder, part, "native", 1))
-        self.slot.keep_hidden = True
 
     def seen(self) -> list[list[list[float]]]:
         """Logits of each head after each context."""
         found = []
         for tokens, _ in contexts(1):
             self.slot.follow([])
-            hidden = self.slot.forward(np.array(tokens, np.int64)).hidden
+            hidden = states(self.slot, np.array(tokens, np.int64)).hidden
             assert hidden is not None
-            logits = self.slot.forward_heads("medusa", hidden[-1:].copy()).logits
-            assert logits is not None
+            logits = run_heads(self.slot, "medusa", hidden[-1:].copy()).logits
             found.append(logits[:, 0].tolist())
         return found
 

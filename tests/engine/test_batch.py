@@ -12,7 +12,7 @@ from edgespec.control.adaptive import Control
 from edgespec.engine import batch as batches
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from tests.conftest import PROMPTS
 from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts, Scripted, chain
@@ -95,13 +95,13 @@ def test_a_cancel_ends_all_of_a_batch(engine: Get) -> None:
 @NATIVE
 def test_passes_are_gathered(engine: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    forward = NativeBatch.forward
+    run = NativeBatch.run
 
-    def counted(self: NativeBatch, wanted: Sequence[BatchPass], best: bool = False) -> Any:
-        sizes.append(len(wanted))
-        return forward(self, wanted, best)
+    def counted(self: NativeBatch, passes: Sequence[Any]) -> Any:
+        sizes.append(len(passes))
+        return run(self, passes)
 
-    monkeypatch.setattr(NativeBatch, "forward", counted)
+    monkeypatch.setattr(NativeBatch, "run", counted)
     engine().generate_batch(list(PROMPTS[:5]), method="ar", max_new_tokens=10, ignore_eos=True, batch=4)
     assert sizes == [4] * 10  # the fifth comes when all four have ended, and then runs alone
 

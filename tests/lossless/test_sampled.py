@@ -16,7 +16,7 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams, distribution
-from edgespec.decoding.target import Pass, SkipSet, Target
+from edgespec.decoding.target import Output, Pass, SkipSet, Target
 from edgespec.decoding.verify import EXACT, Accept, RowSampler
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec, skip_set
@@ -33,6 +33,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, PROMPTS, THREADS
 from tests.lossless.test_matrix import CHAINS
+from tests.support.passes import run_draft
 from tests.support.reference import FunctionTarget
 
 # -- sampled: the same tokens where the rule promises them -------------------------------------------------------------
@@ -129,17 +130,17 @@ class RememberedTarget(FunctionTarget):
             self.known[prefix] = self.slot.forward(np.array(prefix[-1:], np.int64)).logits[0].copy()
         return self.known[prefix]
 
-    def forward_draft(
-        self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None, best: bool = False
-    ) -> Pass:
-        self._draft_rows[offset:] = tokens.tolist()
+    def run(self, wanted: Pass) -> Output:
+        if not wanted.draft:
+            return super().run(wanted)
+        assert wanted.tokens is not None
+        self._draft_rows[wanted.offset :] = wanted.tokens.tolist()
         key = tuple(self.tokens), tuple(self._draft_rows)
         if key not in self.known_drafts:
             self._stand(self.tokens)
-            self.known_drafts[key] = self.slot.forward_draft(
-                np.array(self._draft_rows, np.int64), 0, skip
-            ).logits.copy()
-        return Pass(self.known_drafts[key])
+            rows = np.array(self._draft_rows, np.int64)
+            self.known_drafts[key] = run_draft(self.slot, rows, 0, wanted.skip).logits.copy()
+        return Output(self.known_drafts[key])
 
 
 def sampling(seed: int | None = None) -> SamplingParams:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Output, Pass
 from edgespec.plugins.paradecode.drafter import ParaDecode
 from tests.drafters.test_heads import VOCAB, model, target
 from tests.support.reference import LayeredFunctionTarget
@@ -35,13 +35,17 @@ def test_a_pass_goes_on_however_the_chain_was_cut(new: int) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_hidden_states_that_are_not_finite_cost_the_drafter(bad: float) -> None:
     made, drafter = always_sure(1)
-    run = made.forward_layers
+    run = made.run
 
-    def broken(rows: NDArray[np.int64], offset: int, first: int, last: int) -> NDArray[np.float32]:
-        return np.full_like(run(rows, offset, first, last), bad)
+    def broken(wanted: Pass) -> Output:
+        if wanted.group:
+            return target(1, 4).run(wanted)
+        output = run(wanted)
+        if wanted.scored == 0:
+            output.hidden = np.full_like(output.hidden, bad)
+        return output
 
-    made.forward_layers = broken  # type: ignore[method-assign, assignment]
-    made.forward_heads = lambda *how: target(1, 4).forward_heads(*how)  # type: ignore[method-assign]
+    made.run = broken  # type: ignore[method-assign]
     stats = Stats()
     rounds = decode(made, drafter, [1, 2], DecodeOptions(9, 4), stats)
     assert [token for one in rounds for token in one.tokens] == plain(model(1), VOCAB, [1, 2], 9)

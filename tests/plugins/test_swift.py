@@ -16,7 +16,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.decoding.target import HYPOTHESES, Pass, SkipSet
+from edgespec.decoding.target import HYPOTHESES, Output, Pass, SkipSet
 from edgespec.drafters.draw import paper_width
 from edgespec.drafters.plain import Plain
 from edgespec.errors import InvalidRequest
@@ -32,7 +32,7 @@ START = SkipSet((1, 3, 5), (1, 3, 5))
 GOOD = SkipSet((2, 3, 4, 5, 6), (4,))
 FLAT = CostModel({1: 1.0, 16: 1.5}, 0.5)
 FREE = CostModel({1: 1.0, 2: 1.0}, 0.5)  # rows are free: siblings always pay
-NOTHING = Pass(np.zeros((1, VOCAB), np.float32))
+NOTHING = Output(np.zeros((1, VOCAB), np.float32))
 
 
 def bad_parts(skip: SkipSet) -> int:
@@ -43,7 +43,7 @@ def bad_parts(skip: SkipSet) -> int:
 class PlantedTarget(FunctionTarget):
     """A target whose drafts are right but for one token in five per sub-layer that had better stayed in."""
 
-    can = frozenset({HYPOTHESES})
+    can = FunctionTarget.can | {HYPOTHESES}
 
     layers = LAYERS
 
@@ -57,27 +57,28 @@ class PlantedTarget(FunctionTarget):
             logits[(int(logits.argmax()) + 1) % VOCAB] = 2000
         return logits
 
-    def forward_draft(
-        self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None, best: bool = False
-    ) -> Pass:
+    def run(self, wanted: Pass) -> Output:
+        skip = wanted.skip
+        if wanted.visible is not None:
+            assert wanted.tokens is not None
+            assert wanted.parents is not None
+            assert skip is not None
+            return self.score(wanted.tokens, wanted.visible, wanted.parents, skip)
+        output = super().run(wanted)
+        if not wanted.draft:
+            return output
         assert skip is not None
-        super().forward_draft(tokens, offset, skip)
-        return Pass(self.guess((*self.tokens, *self._draft_rows), skip)[None])
+        return Output(self.guess((*self.tokens, *self._draft_rows), skip)[None])
 
-    def forward_hypotheses(
-        self,
-        tokens: NDArray[np.int64],
-        visible: NDArray[np.int64],
-        parents: NDArray[np.int64],
-        skip: SkipSet | None = None,
-    ) -> Pass:
-        assert skip is not None
-        assert self._rows is None, "a pass between forward and keep"
+    def score(
+        self, tokens: NDArray[np.int64], visible: NDArray[np.int64], parents: NDArray[np.int64], skip: SkipSet
+    ) -> Output:
+        assert self._rows is None, "a pass between another one and keep"
         self.scored.append((tokens.tolist(), visible.tolist(), parents.tolist(), skip))
         prefixes: list[tuple[int, ...]] = []
         for token, seen, parent in zip(tokens.tolist(), visible.tolist(), parents.tolist(), strict=True):
             prefixes.append((*(prefixes[parent] if parent >= 0 else tuple(self.tokens[:seen])), token))
-        return Pass(np.stack([self.guess(prefix, skip) for prefix in prefixes]))
+        return Output(np.stack([self.guess(prefix, skip) for prefix in prefixes]))
 
 
 def make(
@@ -180,7 +181,7 @@ def test_nothing_is_searched_where_nothing_can_be_scored() -> None:
     assert "cannot score" in drafter.reason
 
     class Ring(PlantedTarget):
-        def forward_hypotheses(self, *arguments: Any, **more: Any) -> Pass:
+        def score(self, *arguments: Any, **more: Any) -> Output:
             raise InvalidRequest("too far back")
 
     target, drafter = make(Ring())

@@ -29,6 +29,7 @@ from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+from tests.support.passes import run_layers
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -161,7 +162,7 @@ def check_guesses(made: Recorder, reference: Arithmetic, fresh: Slot, tapped: Se
             ids, known = np.array(tokens, np.int64), tokens
             fresh.follow([])
             fresh.reserve(len(ids))
-            taps = np.concatenate([fresh.forward_layers(ids, 0, 0, at) for at in tapped], -1).astype(np.float64)
+            taps = np.concatenate([run_layers(fresh, ids, 0, 0, at) for at in tapped], -1).astype(np.float64)
             embedded = fresh.embed(ids).astype(np.float64)
         n = len(tokens)
         parents = list(range(-1, len(guesses) - 1)) if proposal.parents is None else proposal.parents.tolist()

@@ -19,6 +19,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
 from tests.support.any_drafter import Array, Recorder, attend, check_chains, random_tensors, rms, rotated
+from tests.support.passes import run_layers
 
 TARGET = "gemma4_shared"
 STEP = Path(__file__).parents[1] / "data" / "reference" / "gemma4_assistant.npz"
@@ -215,7 +216,7 @@ def check_assistant(
         slot.prefill(tokens[:-1])
         kv = keys_and_values(slot, target)
         slot.follow([])
-        last = slot.forward_layers(np.array(tokens[:-1], np.int64), 0, 0, target.facts.layers)[-1].astype(np.float64)
+        last = run_layers(slot, np.array(tokens[:-1], np.int64), 0, 0, target.facts.layers)[-1].astype(np.float64)
         embedded = slot.embed(np.array([tokens[-1], *guesses], np.int64)).astype(np.float64)
         return reference.logits(embedded[0], last, kv, embedded[1:-1])[:, ids]
 

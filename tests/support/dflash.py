@@ -24,6 +24,7 @@ from tests.support.any_drafter import (
     rotated,
     swiglu,
 )  # fmt: skip
+from tests.support.passes import run_layers
 
 RANK = 32
 HEADS, DIM, INNER, BLOCK, MASK, WINDOW, EPS, THETA = 4, 16, 96, 6, 2, 7, 1e-6, 1e4
@@ -168,7 +169,7 @@ def check_blocks(
     def logits(slot: Slot, tokens: list[int], guesses: list[int]) -> Array:
         rows = np.array(tokens[:-1], np.int64)
         slot.reserve(len(rows))
-        taps = np.concatenate([slot.forward_layers(rows, 0, 0, at) for at in tapped], -1).astype(np.float64)
+        taps = np.concatenate([run_layers(slot, rows, 0, 0, at) for at in tapped], -1).astype(np.float64)
         block = slot.embed(np.array([tokens[-1]] + [MASK] * len(guesses), np.int64)).astype(np.float64)
         found: Array = reference.hidden(taps, block)[1:] @ head.T
         return found

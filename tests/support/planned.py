@@ -22,6 +22,7 @@ from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import HeadGroup, HeadVocab, Manifest, Operators
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written
+from tests.support.passes import states
 
 Array = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -114,8 +115,6 @@ def text(slot: Slot, count: int, seed: int = 0) -> Ids:
 
 def final(slot: Slot, tokens: Sequence[int] | Ids) -> tuple[Array, Array]:
     """Give the last residual stream and the logits of rows that are not kept."""
-    slot.keep_hidden = True
-    output = slot.forward(np.asarray(tokens, np.int64))
-    slot.keep_hidden = False
+    output = states(slot, np.asarray(tokens, np.int64))
     assert output.hidden is not None
     return output.hidden.copy(), output.logits.copy()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, SkipSet, Target
+from edgespec.decoding.target import Output, Pass, Target
 
 Function = Callable[[tuple[int, ...]], NDArray[np.float32]]  # prefix -> logits [vocab] of the token after it
 
@@ -19,11 +19,13 @@ class FunctionTarget(Target):
         function: the model; the prefix of a tree row is the slot, then the path to the row.
         vocab_size: size of the vocabulary.
         context: maximum tokens of a sequence.
-        draft: what ``forward_draft`` computes; None = the same function.
+        draft: what drafts compute; None = the same function.
 
     Raises:
         ValueError: a call that the contract of ``Target`` does not allow.
     """
+
+    can = frozenset({"parents", "draft", "offset", "skip", "scored", "hidden"})
 
     def __init__(self, function: Function, vocab_size: int, context: int = 512, draft: Function | None = None) -> None:
         self.function = function
@@ -31,9 +33,9 @@ class FunctionTarget(Target):
         self.vocab_size = vocab_size
         self.context = context
         self.tokens: list[int] = []
-        self.passes: list[int] = []  # rows of each forward, for tests
-        self.skipped = 0  # calls of forward_draft, for tests
-        self._rows: list[tuple[int, int]] | None = None  # (token, parent) of each row of a forward not yet kept
+        self.passes: list[int] = []  # rows of each pass, for tests
+        self.skipped = 0  # passes of drafts, for tests
+        self._rows: list[tuple[int, int]] | None = None  # (token, parent) of each row of a pass not yet kept
         self._draft_rows: list[int] = []
 
     def _check(self, tokens: Sequence[int], committed: int) -> None:
@@ -59,30 +61,36 @@ class FunctionTarget(Target):
         self._rows = None
         return len(self.tokens)
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """See ``Target.prefill``."""
+    def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:
+        """See ``Target.read``."""
         self._check(tokens, len(self.tokens) + len(tokens))
         self.tokens += [int(token) for token in tokens]
         self._rows = None
+        yield Output(np.zeros((0, self.vocab_size), np.float32))
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
-        """See ``Target.forward``; ``hidden`` is the logits."""
-        self._check(tokens.tolist(), len(self.tokens) + 1)
+    def run(self, wanted: Pass) -> Output:
+        """See ``Target.run``; ``hidden`` is the logits."""
+        self.check(wanted)
+        assert wanted.tokens is not None
+        tokens, parents = wanted.tokens.tolist(), wanted.parents
+        self._check(tokens, len(self.tokens) + 1)
+        if wanted.draft:
+            return self._run_draft(tokens, wanted.offset)
         above = list(range(-1, len(tokens) - 1)) if parents is None else parents.tolist()
         if len(above) != len(tokens) or above[0] != -1 or any(not 0 <= p < i for i, p in enumerate(above) if i):
             raise ValueError(f"parents must be -1 and then earlier rows: {above}")
         prefixes: list[tuple[int, ...]] = []
-        for token, parent in zip(tokens.tolist(), above, strict=True):
+        for token, parent in zip(tokens, above, strict=True):
             prefixes.append((*(tuple(self.tokens) if parent < 0 else prefixes[parent]), token))
-        self._rows = list(zip(tokens.tolist(), above, strict=True))
+        self._rows = list(zip(tokens, above, strict=True))
         self.passes.append(len(tokens))
         logits = np.stack([self.function(prefix) for prefix in prefixes]).astype(np.float32)
-        return Pass(logits, logits)
+        return Output(logits, logits)
 
     def keep(self, rows: Sequence[int]) -> None:
         """See ``Target.keep``."""
         if self._rows is None:
-            raise ValueError("keep without a forward")
+            raise ValueError("keep without a pass")
         rows = list(rows)
         for row, before in zip(rows, [-1, *rows], strict=False):
             if not 0 <= row < len(self._rows) or self._rows[row][1] != before:
@@ -91,19 +99,15 @@ class FunctionTarget(Target):
         self._rows = None
         self._check(self.tokens or [0], len(self.tokens))
 
-    def forward_draft(
-        self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None, best: bool = False
-    ) -> Pass:
-        """See ``Target.forward_draft``."""
+    def _run_draft(self, tokens: list[int], offset: int) -> Output:
         if self._rows is not None:
-            raise ValueError("a draft pass between forward and keep")
+            raise ValueError("a draft pass between a pass and keep")
         if not 0 <= offset <= len(self._draft_rows):
             raise ValueError(f"draft rows from {offset}, but only {len(self._draft_rows)} have run")
-        self._check(tokens.tolist(), len(self.tokens) + 1)
-        self._draft_rows[offset:] = tokens.tolist()
+        self._draft_rows[offset:] = tokens
         self.skipped += 1
         logits = self.draft((*self.tokens, *self._draft_rows))
-        return Pass(logits[None].astype(np.float32))
+        return Output(logits[None].astype(np.float32))
 
 
 class LayeredFunctionTarget(FunctionTarget):
@@ -115,6 +119,8 @@ class LayeredFunctionTarget(FunctionTarget):
         layers: how many there are.
         tokens: int64 [size], the vocabulary of heads and exits; None = all.
     """
+
+    can = FunctionTarget.can | {"inputs", "layers", "group"}
 
     def __init__(
         self,
@@ -129,7 +135,6 @@ class LayeredFunctionTarget(FunctionTarget):
         super().__init__(function, vocab_size, context)
         self.layers = layers
         self.exits, self.heads, self.head_tokens = exits or {}, list(heads), tokens
-        self.keep_hidden = False
         self.layer_rows = 0  # rows times layers, for tests
         self._states: list[tuple[tuple[int, ...], int]] = []  # (prefix, layers run) of each hidden state ever given
 
@@ -137,54 +142,63 @@ class LayeredFunctionTarget(FunctionTarget):
         self._states.append((prefix, layers))
         return [len(self._states) - 1.0]
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
-        """See ``Target.forward``."""
-        output = super().forward(tokens, parents)
+    def run(self, wanted: Pass) -> Output:
+        """See ``Target.run``."""
+        if wanted.group:
+            assert wanted.inputs is not None
+            return self._ask(wanted.group, wanted.inputs, wanted.top)
+        if wanted.layers is not None and wanted.scored == 0:
+            return self._run_layers(wanted, *wanted.layers)
+        if wanted.layers is not None:
+            self._check_rest(wanted, wanted.layers[0])
+        output = super().run(wanted._replace(hidden=False))
+        if wanted.draft:
+            return output
         assert self._rows is not None
-        self.layer_rows += len(tokens) * self.layers
+        first, last = wanted.layers or (0, self.layers)
+        self.layer_rows += len(self._rows) * (last - first)
         prefixes: list[tuple[int, ...]] = []
         for token, parent in self._rows:
             prefixes.append((*(tuple(self.tokens) if parent < 0 else prefixes[parent]), token))
         hidden = np.array([self._state(prefix, self.layers) for prefix in prefixes], np.float32)
-        return Pass(output.logits, hidden if self.keep_hidden else None)
+        return Output(output.logits, hidden if wanted.hidden else None, share=(last - first) / self.layers)
 
-    def forward_layers(
-        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
-    ) -> NDArray[np.float32]:
-        """See ``Target.forward_layers``."""
+    def _run_layers(self, wanted: Pass, first: int, last: int) -> Output:
         if self._rows is not None:
-            raise ValueError("layers run between forward and keep")
-        self.layer_rows += len(rows) * (last - first)
+            raise ValueError("layers run between a pass and keep")
+        assert wanted.tokens is not None
+        tokens, offset = wanted.tokens.tolist(), wanted.offset
+        self.layer_rows += len(tokens) * (last - first)
+        self._check(tokens, len(self.tokens) + 1)
         if first == 0:
-            self._check(rows.tolist(), len(self.tokens) + 1)
             del self._draft_rows[offset:]
             if len(self._draft_rows) != offset:
                 raise ValueError(f"rows at {offset}, but only {len(self._draft_rows)} have run")
-            self._draft_rows += [int(token) for token in rows]
+            self._draft_rows += tokens
         else:
-            for at, row in enumerate(rows, offset):
+            assert wanted.inputs is not None
+            if tokens != self._draft_rows[offset : offset + len(tokens)]:
+                raise ValueError(f"rows at {offset} were other tokens below")
+            for at, row in enumerate(wanted.inputs, offset):
                 if self._states[int(row[0])] != (self._prefix(at), first):
                     raise ValueError(f"row {at} is not the state of that place after {first} layers")
-        return np.array([self._state(self._prefix(at), last) for at in range(offset, offset + len(rows))], np.float32)
+        found = [self._state(self._prefix(at), last) for at in range(offset, offset + len(tokens))]
+        return Output(np.zeros((0, self.vocab_size), np.float32), np.array(found, np.float32))
 
     def _prefix(self, at: int) -> tuple[int, ...]:
         return (*self.tokens, *self._draft_rows[: at + 1])
 
-    def forward_from(
-        self, tokens: NDArray[np.int64], hidden: NDArray[np.float32], layer: int, best: bool = False
-    ) -> Pass:
-        """See ``Target.forward_from``."""
-        self.layer_rows -= len(tokens) * layer
-        for at, row in enumerate(hidden):
-            wanted = (*self.tokens, *tokens[: at + 1].tolist()), layer
-            if self._states[int(row[0])] != wanted:
+    def _check_rest(self, wanted: Pass, layer: int) -> None:
+        assert wanted.tokens is not None
+        assert wanted.inputs is not None
+        for at, row in enumerate(wanted.inputs):
+            known = (*self.tokens, *wanted.tokens[: at + 1].tolist()), layer
+            if self._states[int(row[0])] != known:
                 raise ValueError(f"row {at} is not the state of that place after {layer} layers")
-        if len(hidden) != len(tokens):
-            raise ValueError(f"{len(tokens)} tokens, but {len(hidden)} hidden states")
-        return self.forward(tokens)
+        if len(wanted.inputs) != len(wanted.tokens):
+            raise ValueError(f"{len(wanted.tokens)} tokens, but {len(wanted.inputs)} hidden states")
 
-    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
-        """See ``Target.forward_heads``."""
+    def _ask(self, group: str, hidden: NDArray[np.float32], top: int) -> Output:
         states = [self._states[int(row[0])] for row in hidden]
         name, _, layer = group.partition(".")
         functions = [self.exits[int(layer)]] if name == "exit" else self.heads
@@ -195,17 +209,17 @@ class LayeredFunctionTarget(FunctionTarget):
         if self.head_tokens is not None:
             logits = logits[..., self.head_tokens]
         if not top:
-            return Heads(logits, self.head_tokens)
+            return Output(logits, tokens=self.head_tokens)
         ids = np.argsort(-logits, -1, kind="stable")[..., :top]
         values = np.take_along_axis(logits, ids, -1)
-        return Heads(None, None, (ids if self.head_tokens is None else self.head_tokens[ids], values))
+        return Output(logits, None, (ids if self.head_tokens is None else self.head_tokens[ids], values))
 
 
 class TableTarget(FunctionTarget):
     """A Markov model: ``table`` float32 [vocab] * order + [vocab] holds the logits after the last ``order`` tokens.
 
     A prefix shorter than the order is continued to the left with token 0.  ``draft_table`` is what
-    ``forward_draft`` reads.
+    drafts read.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output
 from tests.support.reference import FunctionTarget
 
 
@@ -39,5 +39,5 @@ class Rounds:
     def learn(self, proposal: Proposal, path: Sequence[int], time: RoundTime | None = None) -> None:
         """Tell what was accepted, and what the round took; None = no time at all."""
         rows = len(proposal) + 1
-        output = Pass(np.zeros((rows, 1), np.float32))
+        output = Output(np.zeros((rows, 1), np.float32))
         self.drafting.learn(proposal, Verdict(path, 0), output, time or RoundTime(0.0, 0.0, rows))

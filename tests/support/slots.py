@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import SkipSet
+from edgespec.decoding.target import Output, Pass, SkipSet
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written
 
@@ -83,12 +83,12 @@ def path_to(parents: Sequence[int], row: int) -> list[int]:
 
 def disturb(monkeypatch: pytest.MonkeyPatch, slot: Slot, rows: int, row: int) -> None:
     """Change the last bit of a logit of ``row`` in every pass of ``rows`` rows over ``slot``."""
-    original = slot.forward
+    original = slot.run
 
-    def disturbed(tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> object:
-        output = original(tokens, parents)
-        if len(tokens) == rows:
+    def disturbed(wanted: Pass) -> Output:
+        output = original(wanted)
+        if wanted.tokens is not None and len(wanted.tokens) == rows:
             output.logits[row, 0] = np.nextafter(output.logits[row, 0], np.float32(np.inf))
         return output
 
-    monkeypatch.setattr(slot, "forward", disturbed)
+    monkeypatch.setattr(slot, "run", disturbed)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Control
 from edgespec.decoding.drafter import Drafter, DraftRequest
-from edgespec.decoding.loop import DecodeOptions, PassRequest, decode, run_pass
+from edgespec.decoding.loop import DecodeOptions, decode, run_pass
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output, Pass, Target
 from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget
 
@@ -110,7 +110,7 @@ class Guesser(Drafter):
         self._known = len(tokens)
         return Proposal(np.array(guesses, np.int64), None, probs, bucket=len(tokens) % self.buckets)
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         self.observed += 1
 
 
@@ -167,11 +167,12 @@ def run(
     target, verify, made = FunctionTarget(logits, VOCAB, 1 << 14), CostModel(curve, 0.0), Run()
     options = DecodeOptions(new, 8, sampling=sampling or SamplingParams())
 
-    def timed(request: PassRequest) -> Pass:
-        output = run_pass(request)
-        output.ms = verify.v(len(request.tokens)) * STEP_MS
+    def timed(target: Target, wanted: Pass) -> Output:
+        assert wanted.tokens is not None
+        output, work = run_pass(target, wanted), verify.v(len(wanted.tokens))
+        output.ms = work * STEP_MS
         clock.ms += output.ms
-        made.counted += verify.v(len(request.tokens))
+        made.counted += work
         return output
 
     start = clock.ms

@@ -15,7 +15,7 @@ from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass, Target
+from edgespec.decoding.target import Output, Pass, Target
 from edgespec.decoding.verify import EXACT, Accept
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel
@@ -79,7 +79,7 @@ class Scripted(Drafter):
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         return self.guess(tokens, budget)
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         assert len(output.logits) == len(proposal) + 1
         self.seen.append((proposal, verdict))
 
@@ -141,7 +141,7 @@ class SampledTree(Drafter):
         probs = np.stack([self.q[tokens[-1] if p < 0 else out[p]] for p in parents])
         return Proposal(np.array(out, np.int64), np.array(parents, np.int64), probs, self.replacement)
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         pass
 
 
@@ -154,8 +154,8 @@ class CutTarget(TableTarget):
         self.known = np.array(known, np.int64)
         self.head_tokens = self.known if named else None
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
-        return Pass(super().forward(tokens, parents).logits[:, self.known])
+    def run(self, wanted: Pass) -> Output:
+        return Output(super().run(wanted).logits[:, self.known])
 
 
 def naive_distribution(logits: Sequence[float], params: SamplingParams, prefix: Sequence[int]) -> NDArray[np.float64]:

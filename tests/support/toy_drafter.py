@@ -7,7 +7,7 @@ the slot received.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, Round, decode
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import AuxHiddenSink, Pass
+from edgespec.decoding.target import Output, Pass
 from edgespec.runtimes.files.manifest_parts import DecoderPart, DrafterKind
 from tests.support.reference import FunctionTarget
 from tests.support.toy import hash_logits
@@ -60,8 +60,7 @@ class TappedToy(FunctionTarget):
         asked: tokens whose embedding was asked for.
     """
 
-    keep_aux_hidden = False
-    aux_hidden_sink: AuxHiddenSink | None = None
+    can = FunctionTarget.can | {"aux_hidden"}
     chunk = 7
 
     def __init__(self, context: int = 512) -> None:
@@ -73,19 +72,21 @@ class TappedToy(FunctionTarget):
         self.asked += tokens.tolist()
         return np.array([embedded(int(token)) for token in tokens], np.float32)
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:
         for at in range(0, len(tokens), self.chunk):
             first = len(self.tokens)
-            super().prefill(tokens[at : at + self.chunk])
-            if self.aux_hidden_sink is not None:
-                prefixes = [self.tokens[: end + 1] for end in range(first, len(self.tokens))]
-                self.aux_hidden_sink(first, self._tapped(prefixes))
+            for output in super().read(tokens[at : at + self.chunk]):
+                if aux_hidden:
+                    prefixes = [self.tokens[: end + 1] for end in range(first, len(self.tokens))]
+                    output.aux_hidden = self._tapped(prefixes)
+                yield output
 
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
-        output = super().forward(tokens, parents)
-        if self.keep_aux_hidden:
-            above = range(-1, len(tokens) - 1) if parents is None else parents.tolist()
-            output.aux_hidden = self._tapped([[*self.tokens, *path] for path in paths(tokens.tolist(), above)])
+    def run(self, wanted: Pass) -> Output:
+        output = super().run(wanted)
+        if wanted.aux_hidden:
+            assert wanted.tokens is not None
+            above = range(-1, len(wanted.tokens) - 1) if wanted.parents is None else wanted.parents.tolist()
+            output.aux_hidden = self._tapped([[*self.tokens, *path] for path in paths(wanted.tokens.tolist(), above)])
         return output
 
     def _tapped(self, prefixes: Sequence[Sequence[int]]) -> Rows:
@@ -131,15 +132,18 @@ class ToySlot:
         )
         self._last: Rows = np.zeros((0, HIDDEN + TAPS), np.float32)  # rows of the last pass
 
-    def absorb_inputs(self, given: Rows) -> None:
-        self._note("absorb", given, False, False)
-        self.keep(range(len(given)))
-
-    def forward_inputs(
-        self, given: Rows, recycled: bool, best: bool = False, parents: NDArray[np.int64] | None = None
-    ) -> Pass:
+    def run(self, wanted: Pass) -> Output:
+        given, best, recycled = wanted.inputs, wanted.top > 0, not wanted.fused
+        assert given is not None
+        if wanted.read:
+            self._note("absorb", given, False, False)
+            self.keep(range(len(given)))
+            return Output(np.zeros((0, VOCAB), np.float32))
+        if wanted.block:
+            self._note("block", given, True, best)
+            return self._said(np.array([block_guesses(given[0, 0], at) for at in range(1, len(given))]), best)
         self._note("given", given, recycled, best)
-        above = range(-1, len(given) - 1) if parents is None else parents.tolist()
+        above = range(-1, len(given) - 1) if wanted.parents is None else wanted.parents.tolist()
         before = [int(row[0]) for row in self.held]  # tokens of the entries
         found = [[*before, *path] for path in paths([int(row[0]) for row in given], above)]
         for path, row in zip(found, given, strict=True):
@@ -147,12 +151,8 @@ class ToySlot:
             if recycled and row[HIDDEN:].tolist() != state:
                 self.strange.append(row)
         hidden = np.array([named(path, "own", HIDDEN) for path in found])
-        rows = found if parents is not None else found[-1:]
+        rows = found if wanted.scored is None else found[len(found) - wanted.scored :]
         return self._said(np.array([guessed(path) for path in rows]), best, hidden)
-
-    def forward_block(self, given: Rows, best: bool = False) -> Pass:
-        self._note("block", given, True, best)
-        return self._said(np.array([block_guesses(given[0, 0], at) for at in range(1, len(given))]), best)
 
     def keep(self, rows: Sequence[int]) -> None:
         self.tokens += [0] * len(rows)
@@ -165,13 +165,13 @@ class ToySlot:
         self.passes.append((what, len(given), recycled, best))
         self._last = given.copy()
 
-    def _said(self, logits: Rows, best: bool, hidden: Rows | None = None) -> Pass:
+    def _said(self, logits: Rows, best: bool, hidden: Rows | None = None) -> Output:
         columns = logits if self.head_tokens is None else logits[:, self.head_tokens]
         if not best:
-            return Pass(columns, hidden)
+            return Output(columns, hidden)
         at = columns.argmax(-1)
         ids = at if self.head_tokens is None else self.head_tokens[at]
-        return Pass(columns[:0], hidden, (ids, columns[np.arange(len(at)), at]))
+        return Output(columns[:0], hidden, (ids, columns[np.arange(len(at)), at]))
 
 
 def block_guesses(pending: float, at: int) -> Rows:

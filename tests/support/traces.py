@@ -20,7 +20,7 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.stats import RoundTime
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output
 from edgespec.formulas.confidence import BOUNDS, Confidence
 from tests.support.rounds import Rounds
 from tests.support.toy import FixedCosts
@@ -131,7 +131,7 @@ class Recorded(Drafter):
                 break
         return Proposal(np.zeros(count, np.int64))
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         right, tested = len(verdict.path), proposal.tested(verdict.path)
         for depth, probability in enumerate(self._sure[:tested]):
             self.confidence.learn(probability, depth < right)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Pass, SkipSet
+from edgespec.decoding.target import Output, Pass, SkipSet
 from edgespec.runtimes.slots.slot import Slot
 
 MAX_ROWS = 96  # rows of one pass: bounds the scratch space
@@ -96,7 +96,7 @@ class ChainScorer:
             found.append(best.reshape(-1, depth))
         return np.concatenate(found)
 
-    def passes(self, slot: Slot, depth: int, skip: SkipSet | None = None) -> Iterator[Pass]:
+    def passes(self, slot: Slot, depth: int, skip: SkipSet | None = None, hidden: bool = False) -> Iterator[Output]:
         """Run the first ``depth`` rows of all chains, as many chains a pass as fit; rows stand chain by chain."""
         slot.prefill(self.tokens[slot.follow(self.tokens) :])
         room = slot.model.facts.context + slot.model.part.headroom - len(self.tokens)
@@ -107,7 +107,7 @@ class ChainScorer:
             parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
             # a draft of fewer rows never guesses a token beyond them, so nothing after one counts
             chains = np.minimum(self.chains[start : start + batch, :depth], slot.vocab_size - 1)
-            yield slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel(), skip)
+            yield slot.run(Pass(chains.ravel(), parents.ravel(), 0, hidden, visible=np.repeat(at, depth), skip=skip))
 
 
 def counted(right: NDArray[np.bool_]) -> Acceptance:  # [chains, guesses]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.draft_cache import BlockCache, ParallelCache, draft_cache_of
+from edgespec.decoding.target import Pass
+from edgespec.drafters.draft_cache import BlockCache, ParallelCache, borrowed_step, draft_cache_of
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.runtimes.files.manifest import DecoderPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
@@ -63,7 +63,7 @@ def accepted(
             target.follow([])
             target.prefill(text[:-1])
         else:
-            slot.absorb_inputs(run.given(text[1 : PROMPT - 1], taps[: PROMPT - 2]))
+            run.absorb(run.given(text[1 : PROMPT - 1], taps[: PROMPT - 2]))
         for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
             last = text[end - 1], taps[end - 2]
             guesses = run.at_once(*last) if run.cache.at_once else run.chain(*last, end - 1)
@@ -94,8 +94,10 @@ class _Run:
         given, guesses, kept = self.given([pending], taps[None]), list[int](), len(self.slot.tokens) + 1
         reads = self.decoder.reads
         for step in range(self.gamma):
-            run = partial(self.slot.forward_over, self.target, rows) if reads else self.slot.forward_inputs
-            output = run(given, step > 0, True)
+            if reads:
+                output = borrowed_step(self.slot, self.target, rows, given, step > 0, True)
+            else:
+                output = self.slot.run(Pass(None, None, 1, True, scored=1, inputs=given, fused=step == 0))
             assert output.best is not None
             assert output.hidden is not None
             guesses.append(int(output.best[0][-1]))
@@ -112,9 +114,13 @@ class _Run:
             return self.cache.greedy(self.given([pending], taps[None]), self.gamma)
         assert isinstance(self.cache, BlockCache)
         assert self.decoder.mask is not None
-        self.slot.absorb_inputs(self.given([pending], taps[None]))
+        self.absorb(self.given([pending], taps[None]))
         rows = [pending] + [self.decoder.mask] * (self.cache.rows(self.gamma) - 1)
         return self.cache.greedy(self.given(rows, np.zeros((1, 0), np.float32)), pending, self.gamma)
+
+    def absorb(self, given: NDArray[np.float32]) -> None:
+        """Append rows [n, columns], after which nothing is guessed."""
+        self.slot.run(Pass(scored=0, read=True, inputs=given, fused=True))
 
     def given(self, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
         """[n, columns]: what the drafter is given of tokens [n], and taps or its own hidden states [n, any]."""
@@ -129,18 +135,14 @@ def _continued(target: Slot, prompt: Sequence[int]) -> Text:
     """Return a text that the target goes on with greedily, and what is tapped of it, [tokens - 1, k * hidden]."""
     text, taps = list(prompt), []
     target.follow([])
-    target.keep_aux_hidden = True
-    try:
-        rows = text
-        while len(text) < min(len(prompt) + WRITTEN, target.context - 1):
-            output = target.forward(np.array(rows, np.int64))
-            assert output.aux_hidden is not None
-            taps.append(output.aux_hidden.copy())
-            rows = [int(output.logits[-1].argmax())]
-            target.keep(range(len(taps[-1])))
-            text += rows
-    finally:
-        target.keep_aux_hidden = False
+    rows = text
+    while len(text) < min(len(prompt) + WRITTEN, target.context - 1):
+        output = target.run(Pass(np.array(rows, np.int64), aux_hidden=True))
+        assert output.aux_hidden is not None
+        taps.append(output.aux_hidden.copy())
+        rows = [int(output.logits[-1].argmax())]
+        target.keep(range(len(taps[-1])))
+        text += rows
     return text, np.concatenate(taps)
 
 
@@ -149,4 +151,9 @@ def streams(target: Slot, text: Sequence[int], boundaries: Collection[int]) -> d
     tokens = np.asarray(text, np.int64)
     target.follow([])
     target.reserve(len(text))
-    return {at: target.forward_layers(tokens, 0, 0, at) for at in sorted(set(boundaries))}
+    found = {}
+    for at in sorted(set(boundaries)):
+        hidden = target.run(Pass(tokens, hidden=True, scored=0, layers=(0, at))).hidden
+        assert hidden is not None
+        found[at] = hidden.copy()
+    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.target import Pass
 from edgespec.drafters.registry import has_exits
 from edgespec.export.drafters.heads import TrainedHeads
 from edgespec.export.measuring.acceptance import Acceptance, ChainScorer, counted
@@ -44,15 +45,11 @@ def head_ranks(slot: Slot, scorer: ChainScorer, group: HeadGroup) -> tuple[list[
 def _guesses(slot: Slot, scorer: ChainScorer, group: str, depth: int) -> NDArray[np.int64]:
     """int64 [count, P, depth, TOP]: what the heads guess behind each row of each chain."""
     found = []
-    slot.keep_hidden = True
-    try:
-        for output in scorer.passes(slot, depth):
-            assert output.hidden is not None
-            best = slot.forward_heads(group, output.hidden.copy(), TOP).best
-            assert best is not None
-            found.append(best[0].reshape(len(best[0]), -1, depth, best[0].shape[-1]).copy())
-    finally:
-        slot.keep_hidden = False
+    for output in scorer.passes(slot, depth, hidden=True):
+        assert output.hidden is not None
+        best = slot.run(Pass(inputs=output.hidden.copy(), top=TOP, group=group)).best
+        assert best is not None
+        found.append(best[0].reshape(len(best[0]), -1, depth, best[0].shape[-1]).copy())
     return np.concatenate(found, 1)
 
 
@@ -68,6 +65,15 @@ class ExitRecord:
     head_ms: float  # time of asking an exit
 
 
+def _run_layers(
+    slot: Slot, row: NDArray[np.int64], hidden: NDArray[np.float32] | None, first: int, last: int
+) -> NDArray[np.float32]:
+    """Run layers over a token [1] from what those before gave of it -> [1, hidden], a copy."""
+    found = slot.run(Pass(row, hidden=True, scored=0, inputs=hidden, layers=(first, last))).hidden
+    assert found is not None
+    return found.copy()
+
+
 def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int]) -> ExitRecord:
     """Write greedy text from several places of ``tokens`` and ask every exit at every token."""
     confidence: list[list[float]] = [[] for _ in layers]
@@ -80,12 +86,12 @@ def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int]) -> Ex
             below, said = 0, []
             hidden: NDArray[np.float32] | None = None
             for layer in layers:
-                hidden = slot.forward_layers(row if hidden is None else hidden, 0, below, layer)
+                hidden = _run_layers(slot, row, hidden, below, layer)
                 below = layer
-                logits = slot.forward_heads(f"exit.{layer}", hidden)
+                logits = slot.run(Pass(inputs=hidden, group=f"exit.{layer}"))
                 said.append(confident(logits.logits, logits.tokens))
             assert hidden is not None
-            token = int(slot.forward_from(row, hidden, below).logits[0].argmax())
+            token = int(slot.run(Pass(row, inputs=hidden, layers=(below, slot.layers))).logits[0].argmax())
             slot.keep([0])
             text.append(token)
             for i, (guess, chance) in enumerate(said):
@@ -96,11 +102,11 @@ def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int]) -> Ex
 
     def segment(at: int) -> None:
         if at < len(layers):
-            slot.forward_layers(row if at == 0 else stream, 0, edges[at], edges[at + 1])
+            _run_layers(slot, row, stream if at else None, edges[at], edges[at + 1])
         elif at == len(layers):
-            slot.forward_from(row, stream, edges[-1])
+            slot.run(Pass(row, inputs=stream, layers=(edges[-1], slot.layers)))
         else:
-            slot.forward_heads(f"exit.{layers[0]}", stream)
+            slot.run(Pass(inputs=stream, group=f"exit.{layers[0]}"))
 
     times = measure(segment, range(len(layers) + 2), 5)
     ms = tuple(times[at] for at in range(len(layers) + 1))
@@ -195,7 +201,7 @@ def measure_heads(
     group = heads.file.groups[0]
     ranks, acceptance = head_ranks(slot, scorer, group)
     hidden = np.zeros((1, slot.model.facts.hidden), np.float32)
-    (ms,) = measure(lambda _: slot.forward_heads(group.name, hidden, TOP), (1,), 5).values()
+    (ms,) = measure(lambda _: slot.run(Pass(inputs=hidden, top=TOP, group=group.name)), (1,), 5).values()
     cost = costs.model(ms)
     padding = costs.plain / costs.verify[1]
     trained = heads.file.ranks.get("greedy")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pydantic import StrictInt, TypeAdapter
 
-from edgespec.decoding.target import SkipSet
+from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import ExportError
 from edgespec.export.measuring.acceptance import Acceptance, ChainScorer
 from edgespec.formulas.cost import WORTH, CostModel, measure_all, speedup, spread
@@ -154,7 +154,7 @@ def _time_steps(slot: Slot, gamma: int, larger: Sequence[int], repeats: int) -> 
     if slot.planes:
         sets += [*planes, SkipSet(high_head=True), *(SkipSet(high_head=True, head_rows=size) for size in rows)]
     watch = quiet.Watch()
-    drafts = measure_all(lambda i: slot.forward_draft(token, 0, sets[i]), range(len(sets)), repeats)
+    drafts = measure_all(lambda i: slot.run(Pass(token, draft=True, skip=sets[i])), range(len(sets)), repeats)
     sizes = sorted({1, 2, 3, 4, 6, gamma + 1, *larger})
     passes = measure_all(lambda n: slot.forward(np.arange(n) % slot.vocab_size), sizes, repeats)
     others = watch.others()

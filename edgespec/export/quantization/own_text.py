@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.sampling import draw
+from edgespec.decoding.target import Pass
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.slot import Slot
 
 TOGETHER = 32  # sequences written at once
@@ -69,7 +70,7 @@ def _beginning(begin: Sequence[int], vocab: int, random: np.random.Generator) ->
 
 def _joint(batch: NativeBatch, tokens: NDArray[np.int64]) -> list[NDArray[np.float32]]:
     """Logits after the next token of each sequence."""
-    found = batch.forward([BatchPass(slot, tokens[at : at + 1]) for at, slot in enumerate(batch.slots)])
+    found = batch.run([(slot, Pass(tokens[at : at + 1])) for at, slot in enumerate(batch.slots)])
     for slot in batch.slots:
         slot.keep([0])
     return [each.logits[0] for each in found]

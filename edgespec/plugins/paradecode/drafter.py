@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import support
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import DRAFT_BEST, Pass, Runner, Target
+from edgespec.decoding.target import DRAFT_BEST, Output, Pass, Target
 from edgespec.decoding.text import Prefix
 from edgespec.drafters.draw import Draw, DrawingDrafter
 from edgespec.drafters.registry import Parts
@@ -32,23 +32,6 @@ from edgespec.runtimes.files.manifest import MethodPart
 
 _THRESHOLD = 0.6  # of a bundle that names none; the paper finds .4 to .9 about equal
 _MOST = 8  # tokens in flight
-
-
-class Resumed:
-    """The pass over a chain whose first ``layer`` layers have run.
-
-    ``hidden``: float32 [n, hidden], the residual stream of its rows before that layer; their keys and values are in the
-    cache up to there.  A pass over only the first rows is allowed.
-    """
-
-    def __init__(self, target: Target, hidden: NDArray[np.float32], layer: int) -> None:
-        self._target, self._hidden, self._layer = target, hidden, layer
-
-    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None, best: bool = False) -> Pass:
-        """See ``Target.forward``."""
-        output = self._target.forward_from(tokens, self._hidden[: len(tokens)], self._layer, best)
-        output.share = 1 - self._layer / self._target.layers
-        return output
 
 
 class ParaDecode(DrawingDrafter):
@@ -68,10 +51,12 @@ class ParaDecode(DrawingDrafter):
             None  # [n, hidden] of the last proposal's rows, before the last layers
         )
 
-    def through(self, target: Target) -> Runner:
-        """Resume after the layers that the last proposal ran."""
+    def rest(self, whole: Pass) -> Pass:
+        """Leave out the layers that the last proposal ran."""
         assert self._hidden is not None
-        return Resumed(target, self._hidden, self.exits[-1])
+        assert whole.tokens is not None
+        rows = self._hidden[: len(whole.tokens)]
+        return whole._replace(inputs=rows, layers=(self.exits[-1], self.target.layers))
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Draft while exits are confident, and keep the hidden states of the rows before the last layers."""
@@ -88,12 +73,9 @@ class ParaDecode(DrawingDrafter):
             while at < segments and not sure:
                 together = waiting[at]
                 waiting[at] = []
-                fed: NDArray[np.int64] | NDArray[np.float32]
-                if row is None:
-                    fed = np.array([guesses[-1] if guesses else tokens[-1]], np.int64)  # [1]
-                else:
-                    fed = np.concatenate([*together, row])  # [n, hidden]
-                out = self.target.forward_layers(fed, newest + 1 - len(fed), edges[at], edges[at + 1])
+                fed = None if row is None else np.concatenate([*together, row])  # [n, hidden]
+                first = newest + 1 - (1 if fed is None else len(fed))
+                out = self._run_layers([tokens[-1], *guesses][first:], first, fed, edges[at], edges[at + 1])
                 waiting[at + 1] += [out[i : i + 1] for i in range(len(out) - 1)]
                 row = out[-1:]
                 at += 1
@@ -108,19 +90,31 @@ class ParaDecode(DrawingDrafter):
         drawn = np.stack(probs) if probs else None  # [n, vocab]
         return Proposal(np.array(guesses, np.int64), None, drawn)
 
+    def _run_layers(
+        self, tokens: Sequence[int], offset: int, rows: NDArray[np.float32] | None, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """Run layers over tokens [n] from what the layers before gave of them -> [n, hidden], a copy."""
+        part, ids = (first, last), np.array(tokens, np.int64)
+        output = self.target.run(Pass(ids, hidden=True, scored=0, offset=offset, inputs=rows, layers=part))
+        assert output.hidden is not None
+        return output.hidden.copy()
+
+    def _run_exit(self, at: int, row: NDArray[np.float32], top: int) -> Output:
+        """Ask an exit about a row [1, hidden]."""
+        return self.target.run(Pass(inputs=row, top=top, group=f"exit.{self.exits[at]}"))
+
     def _ask(
         self, at: int, row: NDArray[np.float32], how: Draw, guesses: list[int], probs: list[NDArray[np.float64]]
     ) -> bool:
         """Compute an exit for the newest row, [1, hidden]; if it is confident, add its token."""
         params, choosing = how.params, DRAFT_BEST in self.target.can
         best_will_do = choosing and params.plain_greedy
-        found = self.target.forward_heads(f"exit.{self.exits[at]}", row, int(best_will_do))
+        found = self._run_exit(at, row, int(best_will_do))
         if best_will_do:
             assert found.best is not None
             assert found.chance is not None
             best, chance = int(found.best[0][0, 0, 0]), float(found.chance[0, 0])
         else:
-            assert found.logits is not None
             logits = found.logits[0, 0]  # [size]
             best = int(logits.argmax())
             chance = 1 / float(np.exp(logits - logits[best]).sum()) if np.isfinite(logits[best]) else np.nan
@@ -135,7 +129,6 @@ class ParaDecode(DrawingDrafter):
             return True
         if found.tokens is not None:
             logits = np.full(self.vocab, -np.inf, np.float32)
-            assert found.logits is not None
             logits[found.tokens] = found.logits[0, 0]
         prefix = Prefix(how.tokens, guesses)
         choice = support(logits, params, prefix)
@@ -149,8 +142,7 @@ class ParaDecode(DrawingDrafter):
     def dry_step(self, first: bool = False) -> bool:
         if first:
             return False
-        hidden = self.target.forward_layers(np.zeros(1, np.int64), 0, 0, self.exits[0])
-        self.target.forward_heads(f"exit.{self.exits[0]}", hidden)
+        self._run_exit(0, self._run_layers([0], 0, None, 0, self.exits[0]), 0)
         return True
 
 

@@ -17,7 +17,7 @@ from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.stats import RoundTime
-from edgespec.decoding.target import HYPOTHESES, Pass, SkipSet, Target
+from edgespec.decoding.target import HYPOTHESES, Output, Pass, SkipSet, Target
 from edgespec.drafters.draw import SiblingPolicy, Weak, draw_siblings
 from edgespec.drafters.registry import Parts
 from edgespec.drafters.self_spec import SelfSpec, skip_set
@@ -61,7 +61,7 @@ class Swift(SelfSpec):
     initial set of the search, and nothing is searched.
 
     Args:
-        target: the model; without ``forward_hypotheses`` nothing is searched.
+        target: the model; without ``HYPOTHESES`` nothing is searched.
         search: which sets to try; it predicts speeds with ``step_cost``, which learns from the clock.
         costs: the verify curve.
         share: maximum time of the search, as a share of the time of decoding.
@@ -134,7 +134,7 @@ class Swift(SelfSpec):
         steps, how, length = self._steps(tokens), self.how(tokens), min(budget, self.gamma_max)
         return draw_siblings(steps, how, length, weak, self._siblings, self._bucket)
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Output) -> None:
         """Count the accepted tokens of the chain."""
         if proposal.parents is not None:
             chain = proposal.deepest  # its nodes come first
@@ -240,7 +240,8 @@ def matches(target: Target, skip: SkipSet) -> int:
     first = len(target.tokens) - ROWS - 1
     rows = np.arange(ROWS)
     depth = rows % DEPTH
-    output = target.forward_hypotheses(ids[:-1], first + rows - depth, np.where(depth > 0, rows - 1, -1), skip)
+    above = np.where(depth > 0, rows - 1, -1)
+    output = target.run(Pass(ids[:-1], above, visible=first + rows - depth, skip=skip))
     return int((output.logits.argmax(-1) == ids[1:]).sum())
 
 

@@ -12,27 +12,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import BEST, DRAFT_BEST, Heads, Pass, SkipSet
+from edgespec.decoding.target import BEST, DRAFT_BEST, OPTIONAL, Ids, Output, Pass, Rows, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.devices.model import DeviceModel
-from edgespec.runtimes.slots.slot import ROUND_CAPACITY, Ids, Rows, Slot, best_of, depths_of
-from edgespec.runtimes.slots.stock import HIDE
+from edgespec.runtimes.slots.slot import ROUND_CAPACITY, Slot, best_of, depths_of
+from edgespec.runtimes.slots.stock import ALWAYS, HIDE
 
 # Rows of a pass, and rows that reach the LM head: a device compiles its programs for each shape that it meets, which
 # takes far longer than a pass.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 MOST_BEST = 16  # likeliest tokens that the graphs choose
+_NO_LOGITS = np.zeros((0, 0), np.float32)
 
 
 class DeviceSlot(Slot):
     """A slot for the graphs of a device; see ``open_slot``."""
 
     model: DeviceModel
-    can = frozenset({BEST, DRAFT_BEST})
+    can = ALWAYS - {"visible"} | {"hidden", "inputs", "skip", "group", BEST, DRAFT_BEST}
 
     def __init__(self, model: DeviceModel, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
         facts, part = model.facts, model.part
+        if any(name.startswith(model.name("from/")) for name in part.graphs):
+            self.can |= {"layers"}
         self.capacity = -(-(self.context + part.headroom) // ROUND_CAPACITY) * ROUND_CAPACITY
         self._last = facts.context + part.headroom - 1  # position of the tables
         shape = 1, facts.kv_heads, self.capacity, facts.head_dim
@@ -47,48 +50,63 @@ class DeviceSlot(Slot):
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
-    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
-        n = len(tokens)
-        self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
-        return self._outcome("", tokens, len(self.tokens), self._pending[1], np.arange(n), best)
+    def run(self, wanted: Pass) -> Output:
+        self.check(wanted)
+        if wanted.group:
+            return self._ask(wanted)
+        tokens = self._given(wanted)
+        begin: NDArray[Any] = tokens if wanted.inputs is None else wanted.inputs
+        past, n = len(self.tokens) + wanted.offset, len(begin)
+        above = None if wanted.parents is None else wanted.parents.tolist()
+        which = self._graph(wanted)
+        if not wanted.draft:
+            self._pending = (tokens.tolist(), above)
+        if wanted.scored == 0:
+            # a part of the layers gives its hidden states; a text that is read, its keys and values alone
+            names, rows = (["hidden"], None) if wanted.hidden else ([], np.zeros(1, np.int64))
+            found = self._launch(which, begin, past, above, rows, names)
+            output = Output(_NO_LOGITS, found[0][0, :n] if found else None)
+        else:
+            rows = np.arange(n - (n if wanted.scored is None else wanted.scored), n)
+            output = self._outcome(which, begin, past, above, rows, wanted.top > 0, wanted.hidden)
+        if wanted.read:
+            self.keep(range(n))
+        if wanted.layers is not None:
+            output.share = (wanted.layers[1] - wanted.layers[0]) / self.layers
+        return output
 
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
-        which = ""
-        if skip is not None:
-            which = "skip"
-            graph = self.model.part.graphs.get(self.model.name("skip"))
-            known = graph.skip if graph else None
-            if known is None or SkipSet(tuple(known.attention), tuple(known.mlp)) != skip:
-                raise InvalidRequest("this device has a graph for the bundle's own skip set only", "use device cpu")
-        past = len(self.tokens) + offset
-        return self._outcome(which, tokens, past, None, np.array([len(tokens) - 1], np.int64), best)
+    def _graph(self, wanted: Pass) -> str:
+        """Name the graph of a pass that is none of heads."""
+        if wanted.layers is not None:
+            first, last = wanted.layers
+            return f"layers/{first}-{last}" if wanted.scored == 0 else f"from/{first}"
+        if wanted.skip is None:
+            return ""
+        graph = self.model.part.graphs.get(self.model.name("skip"))
+        known = graph.skip if graph else None
+        if known is None or SkipSet(tuple(known.attention), tuple(known.mlp)) != wanted.skip:
+            raise InvalidRequest("this device has a graph for the bundle's own skip set only", "use device cpu")
+        return "skip"
 
-    # -- parts of the model ------------------------------------------------------------------------------------------
-
-    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
-        _, found = self._group(group)
+    def _ask(self, wanted: Pass) -> Output:
+        """Run a group of heads."""
+        if wanted.inputs is None:
+            raise self.lacks("group")
+        _, found = self._group(wanted.group)
+        hidden, top = wanted.inputs, wanted.top
         r, only = len(hidden), 0 < top <= MOST_BEST
         names = ["best_values", "best_ids", "log_total"] if only else ["logits"]
-        outputs = self.model.run(f"heads/{group}", {"hidden_in": hidden[None]}, {}, {}, names)
+        outputs = self.model.run(f"heads/{wanted.group}", {"hidden_in": hidden[None]}, {}, {}, names)
         if only:
             values, ids = (out[0, :, :top].reshape(found.count, r, top) for out in outputs[:2])
             chance = np.exp(values[..., 0] - outputs[2].reshape(found.count, r))
-            return Heads(None, None, (self._named(ids), values), chance)
+            return Output(_NO_LOGITS, None, (self._named(ids), values), chance, tokens=self.head_tokens)
         logits = outputs[0][0].reshape(found.count, r, -1)
-        return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
+        best = best_of(logits, self.head_tokens, top) if top else None
+        return Output(logits, None, best, tokens=self.head_tokens)
 
-    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
-        past = len(self.tokens) + offset
-        which = f"layers/{first}-{last}"
-        return self._launch(which, rows, past, None, None, ["hidden"])[0][0, : len(rows)]
-
-    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
-        self._pending = (tokens.tolist(), None)
-        which, rows = f"from/{layer}", np.arange(len(tokens))
-        return self._outcome(which, hidden, len(self.tokens), None, rows, best)
-
-    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
-        raise InvalidRequest("hypotheses that see less than the whole text run on the CPU only", "use device cpu")
+    def lacks(self, field: str) -> InvalidRequest:
+        return InvalidRequest(f"{OPTIONAL[field]} run on the CPU only", "use device cpu")
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -110,9 +128,6 @@ class DeviceSlot(Slot):
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, chunk: Ids) -> None:
-        self._launch("", chunk, len(self.tokens), None, np.zeros(1, np.int64), [])
-
     def _outcome(
         self,
         which: str,
@@ -121,20 +136,21 @@ class DeviceSlot(Slot):
         parents: list[int] | None,
         rows: Ids,
         best: bool,
-    ) -> Pass:
+        hidden: bool,
+    ) -> Output:
         """Run a pass that ends in the LM head."""
         r, n = len(rows), len(begin)
         rows = np.resize(rows, self._rounded(r, 0))
         names = ["best_values", "best_ids", "log_total"] if best else ["logits"]
-        stream = self._zeros(1, self._rounded(n, past), self.model.facts.hidden) if self.keep_hidden else None
+        stream = self._zeros(1, self._rounded(n, past), self.model.facts.hidden) if hidden else None
         outputs = self._launch(which, begin, past, parents, rows, names, stream)
-        hidden: Any = None if stream is None else DeviceHiddenStates(self.model, stream, n)
+        states: Any = None if stream is None else DeviceHiddenStates(self.model, stream, n)
         if not best:
-            return Pass(outputs[0][0, :r], hidden)
+            return Output(outputs[0][0, :r], states)
         values, ids = outputs[0][0, :r, 0], outputs[1][0, :r, 0]
         best_of_row = self._named(ids, self.model.part.cut), values
         chance = np.exp(values - outputs[2][0, :r])
-        return Pass(np.zeros((0, self.columns), np.float32), hidden, best_of_row, chance)
+        return Output(np.zeros((0, self.columns), np.float32), states, best_of_row, chance)
 
     def _launch(
         self,

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import HYPOTHESES, Pass, SkipSet
+from edgespec.decoding.target import OPTIONAL, Ids, Output, Pass, Rows
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.slots.pairs import needs_pairs
 from edgespec.runtimes.slots.shared import Bound, Model
-from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Ids, Rows, Slot
+from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
 
 STRICT = "strict"  # the graph whose rows are to have the same bits in every pass
 INTEGER, FLOAT = "tensor(int64)", "tensor(float)"
@@ -123,9 +123,7 @@ def _described(port: Port) -> str:
 class ConcatSlot(Slot):
     """A slot for graphs of optimum; see ``open_slot``."""
 
-    can = frozenset({HYPOTHESES})
-
-    trees = False
+    can = frozenset({"scored", "read", "draft", "visible"})
 
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
@@ -148,16 +146,31 @@ class ConcatSlot(Slot):
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
-    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
-        """Run a chain of rows after the slot's tokens -> logits of every row, [n, vocab].
+    def run(self, wanted: Pass) -> Output:
+        tokens, parents = self._given(wanted), wanted.parents
+        n = len(tokens)
+        chain = np.arange(-1, n - 1)
+        begins = chain < 0 if parents is None else parents < 0  # rows that nothing of the pass comes before
+        chains = parents is None or np.array_equal(parents[~begins], chain[~begins])
+        if chains and (wanted.visible is not None or begins.sum() == 1):
+            wanted = wanted._replace(parents=None)  # said as a tree
+        self.check(wanted)
+        if wanted.visible is not None:
+            logits = self._score(tokens, wanted.visible, np.flatnonzero(begins))
+        else:
+            logits = self._run(tokens)
+            if not wanted.draft:
+                self._pending = (tokens.tolist(), None)
+        if wanted.read:
+            self.keep(range(n))
+        output = Output(logits[n - (n if wanted.scored is None else wanted.scored) :])
+        if wanted.top:
+            best = output.logits.argmax(-1)
+            output.best = best, output.logits[np.arange(len(best)), best]
+        return output
 
-        Raises:
-            InvalidRequest: the rows are a tree.
-        """
-        if parents is not None and not np.array_equal(parents, np.arange(-1, len(tokens) - 1)):
-            raise self._cannot("run trees")
-        self._pending = (tokens.tolist(), None)
-        return Pass(self._run(tokens))
+    def lacks(self, field: str) -> InvalidRequest:
+        return self._cannot(f"run {OPTIONAL[field]}")
 
     def keep(self, rows: Sequence[int]) -> None:
         tokens, _ = self._pending
@@ -169,18 +182,9 @@ class ConcatSlot(Slot):
             self.tokens.extend(tokens[:count])
         self._pending = ([], None)
 
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
-        if offset or skip is not None:
-            raise self._cannot("leave layers out")
-        return Pass(self._run(tokens)[-1:])
-
-    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
-        if skip is not None:
-            raise self._cannot("leave layers out")
-        starts = np.flatnonzero(parents < 0)
+    def _score(self, tokens: Ids, visible: Ids, starts: Ids) -> Rows:  # [n], [n], [chains] -> [n, vocab]
+        """Run chains that each continue some beginning of the text, one after the other."""
         ends = np.append(starts[1:], len(tokens))
-        if not np.array_equal(np.maximum(parents, -1), np.where(parents < 0, -1, np.arange(-1, len(parents) - 1))):
-            raise self._cannot("run trees")
         self._trim()
         held = list(self.tokens)
         saved = {name: bound.array.copy() for name, bound in self._held.items()}
@@ -193,7 +197,7 @@ class ConcatSlot(Slot):
         finally:
             self.tokens = held
             self._load(saved, len(held))
-        return Pass(found)
+        return found
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -227,10 +231,6 @@ class ConcatSlot(Slot):
         return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._held.items()}
 
     # -- one pass ----------------------------------------------------------------------------------------------------
-
-    def _fill(self, chunk: Ids) -> None:
-        self._run(chunk)
-        self._commit()
 
     def _run(self, tokens: Ids) -> Rows:
         """Run rows after the slot's tokens -> logits [n, vocab]; their keys and values are in ``_made``."""

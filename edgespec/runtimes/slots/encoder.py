@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from edgespec.decoding.target import Ids, Rows
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.images import WindowsPart
@@ -19,7 +20,6 @@ from edgespec.runtimes.slots.memory import Memory, MemoryPool
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOKEN, VISIBLE
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
-from edgespec.runtimes.slots.slot import Ids, Rows
 
 
 def encoder_attention(part: ModelPart) -> KvFormat:
@@ -175,8 +175,8 @@ class _EncoderSlot(NativeSlot):
         if places is not None:
             self._offsets = np.concatenate([np.zeros((1, n), np.int64), places - plan[POSITION]])
         tapped = bool(self.model.part.tapped)
-        with self._parts(layers or range(self.layers), load):
-            output = self._launch(n, rows=0, hidden=True, aux_hidden=tapped)
+        self._select(self._at.load if load else self._at.embed, -2, (layers.start, layers.stop) if layers else None)
+        output = self._launch(n, 0, hidden=True, aux_hidden=tapped)
         assert output.hidden is not None
         if output.aux_hidden is not None:
             return np.concatenate([output.hidden, output.aux_hidden], axis=1)
@@ -192,5 +192,5 @@ class _Filler(NativeSlot):
         self._nowhere(n)
         self._load(rows, n)
         self._see(n, memory.number, np.arange(n), memory.of.bound)
-        with self._parts((), load=False, fill=True):
-            self._launch(n, rows=0)
+        self._select(self._at.fill, -2, (0, 0))
+        self._launch(n, 0)

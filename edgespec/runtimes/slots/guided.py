@@ -7,17 +7,17 @@ from the distribution, of plain guided decoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.decoding.target import AuxHiddenSink, Heads, Pass, Target
+from edgespec.decoding.target import Ids, Output, Pass, Target
 from edgespec.decoding.text import INSERTED
 
-Ids = NDArray[np.int64]
-Both = Callable[[Ids, Ids, "Ids | None"], tuple[Pass, Pass]]
+Both = Callable[[Pass, Pass], tuple[Output, Output]]
+# fields of a pass that are asked of the half that reads the prompt
+_FIELDS = frozenset({"parents", "hidden", "aux_hidden", "scored", "read", "offset", "inputs", "layers", "group"})
 
 
 class Guided(Target):
@@ -28,8 +28,7 @@ class Guided(Target):
         other: another slot over the same model.
         instead: what the other's text begins with, at least one token.
         scale: of the difference.
-        both: runs a pass of each, given rows of ``asked``, those of ``other`` and their parents, whose arrays stay as
-            they are until the next pass; None = one after the other.
+        both: runs a pass of each, whose arrays stay as they are until the next pass; None = one after the other.
     """
 
     def __init__(
@@ -39,53 +38,13 @@ class Guided(Target):
         self._scale, self._both, self._follows = np.float32(scale), both or self._in_turn, False
         self.vocab_size: int = asked.vocab_size
         self.context: int = asked.context - max(0, len(self._instead) - prompt)
-        self.trees, self.exact_trees, self.layers = asked.trees, asked.exact_trees, asked.layers
+        self.exact_trees, self.layers = asked.exact_trees, asked.layers
+        self.can = asked.can & _FIELDS
 
     @property
     def tokens(self) -> list[int]:  # type: ignore[override]
         """See Target."""
         return self.asked.tokens
-
-    @property
-    def keep_hidden(self) -> bool:
-        """See Target."""
-        return self.asked.keep_hidden
-
-    @keep_hidden.setter
-    def keep_hidden(self, keep: bool) -> None:
-        self.asked.keep_hidden = keep
-
-    @property
-    def keep_aux_hidden(self) -> bool:
-        """See Target."""
-        return self.asked.keep_aux_hidden
-
-    @keep_aux_hidden.setter
-    def keep_aux_hidden(self, keep: bool) -> None:
-        self.asked.keep_aux_hidden = keep
-
-    @property
-    def aux_hidden_sink(self) -> AuxHiddenSink | None:
-        """See Target."""
-        return self.asked.aux_hidden_sink
-
-    @aux_hidden_sink.setter
-    def aux_hidden_sink(self, sink: AuxHiddenSink | None) -> None:
-        self.asked.aux_hidden_sink = sink
-
-    def embed(self, tokens: Ids) -> NDArray[np.float32]:
-        """See Target."""
-        return self.asked.embed(tokens)
-
-    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
-        """See Target."""
-        return self.asked.forward_heads(group, hidden, top)
-
-    def forward_layers(
-        self, rows: Ids | NDArray[np.float32], offset: int, first: int, last: int
-    ) -> NDArray[np.float32]:
-        """See Target."""
-        return self.asked.forward_layers(rows, offset, first, last)
 
     def follow(self, tokens: Sequence[int]) -> int:
         """See Target."""
@@ -97,20 +56,24 @@ class Guided(Target):
         self._follows = False
         return int(self.asked.crop(length))
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:
         """See Target; the other half is read before the next pass."""
         self._follows = False
-        self.asked.prefill(tokens)
+        return self.asked.read(tokens, aux_hidden)
 
-    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
-        """See Target."""
-        both = self._in_turn if tokens[0] >= INSERTED else self._both  # no joint pass has a caption's rows
-        return self._mixed(*both(tokens, self._others(tokens), parents))
-
-    def forward_from(self, tokens: Ids, hidden: NDArray[np.float32], layer: int, best: bool = False) -> Pass:
-        """See Target; the other half runs all layers."""
-        asked = _copied(self.asked.forward_from(tokens, hidden, layer, False))
-        return self._mixed(asked, self.other.forward(self._others(tokens), None))
+    def run(self, wanted: Pass) -> Output:
+        """See Target; a pass without logits of the LM head is one of ``asked`` alone."""
+        self.check(wanted)
+        if wanted.group or wanted.scored == 0:
+            self._follows &= not wanted.read
+            return self.asked.run(wanted)
+        assert wanted.tokens is not None
+        tokens, wanted = wanted.tokens, wanted._replace(top=0)
+        other = Pass(self._others(tokens), wanted.parents, scored=wanted.scored)  # through all layers
+        # no joint pass has a caption's rows, or begins within the model
+        alone = tokens[0] >= INSERTED or wanted.inputs is not None
+        asked, other_output = (self._in_turn if alone else self._both)(wanted, other)
+        return replace(asked, logits=other_output.logits + self._scale * (asked.logits - other_output.logits))
 
     def keep(self, rows: Sequence[int]) -> None:
         """See Target."""
@@ -127,15 +90,12 @@ class Guided(Target):
             self._follows = True
         return np.concatenate((self._instead[-1:], tokens[1:])) if begins else tokens
 
-    def _in_turn(self, tokens: Ids, others: Ids, parents: Ids | None) -> tuple[Pass, Pass]:
-        asked = _copied(self.asked.forward(tokens, parents))
-        return asked, self.other.forward(others, parents)
-
-    def _mixed(self, asked: Pass, other: Pass) -> Pass:
-        return replace(asked, logits=other.logits + self._scale * (asked.logits - other.logits))
+    def _in_turn(self, wanted: Pass, other: Pass) -> tuple[Output, Output]:
+        asked = _copied(self.asked.run(wanted))
+        return asked, self.other.run(other)
 
 
-def _copied(output: Pass) -> Pass:
+def _copied(output: Output) -> Output:
     """Copy what the next pass over the same model writes over."""
     hidden, tapped = (None if one is None else one.copy() for one in (output.hidden, output.aux_hidden))
-    return Pass(output.logits.copy(), hidden, aux_hidden=tapped)
+    return replace(output, logits=output.logits.copy(), hidden=hidden, aux_hidden=tapped)

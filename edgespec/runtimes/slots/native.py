@@ -7,25 +7,23 @@ the same bits whatever stands beside it; nothing is padded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from edgespec.decoding.target import BEST, HYPOTHESES, Heads, Pass, SkipSet
+from edgespec.decoding.target import EMBEDDING, Ids, Output, Pass, Target
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
-from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV
+from edgespec.runtimes.files.manifest import MARKOV
 from edgespec.runtimes.files.session_file import fill
 from edgespec.runtimes.slots.memory import Memory
-from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOP, VISIBLE, NativeRunner
-from edgespec.runtimes.slots.slot import Ids, Rows, Slot, depths_of
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, VISIBLE, NativeRunner
+from edgespec.runtimes.slots.slot import Slot, depths_of
 
 
 class NativeSlot(NativeRunner):
     """A slot for the graph of native operators; see ``open_slot``."""
-
-    can = frozenset({BEST, HYPOTHESES})
 
     exact_trees = True
 
@@ -118,114 +116,141 @@ class NativeSlot(NativeRunner):
         stop = min(stop, len(tokens))
         return self.model.inserted.block_end(tokens, stop) if self._both_ways else stop
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:
         past = len(self.tokens)
         self.reserve(past + len(tokens))
         marks = [mark - past for mark in self._marks if past < mark <= past + len(tokens)] if self._checkpoints else []
         start = 0
         for stop in sorted(marks):
-            super().prefill(tokens[start:stop])
+            yield from super().read(tokens[start:stop], aux_hidden)
             self.remember()
             start = stop
-        super().prefill(tokens[start:])
-
-    def prefill_hidden(self, tokens: Ids) -> Rows:
-        """Append a chunk of tokens [n] -> the residual stream after the last layer, [n, hidden], a view."""
-        self.reserve(len(self.tokens) + len(tokens))
-        hidden = self._run_chunk(tokens, hidden=True).hidden
-        assert hidden is not None
-        self.tokens.extend(tokens.tolist())
-        return hidden
-
-    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
-        self._verify(tokens, parents)
-        n = len(tokens)
-        if not best:
-            return self._launch(n, rows=n, hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden)
-        self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
-        try:
-            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden, aux_hidden=self.keep_aux_hidden))
-        finally:
-            self._control[TOP] = 0
-
-    def _verify(self, tokens: Ids, parents: Ids | None) -> None:
-        """Plan a pass whose rows may be kept; [n], [n]."""
-        if self.model.facts.convolutions and len(tokens) > LONGEST_PASS:
-            raise InvalidRequest(f"a pass of {len(tokens)} rows: expected at most {LONGEST_PASS}", "prefill first")
-        past = len(self.tokens)
-        self._furthest = max(self._furthest, past + len(tokens))  # kept or not, the rows are in the ring
-        self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
-        plan = self._plan(tokens, past)
-        if parents is not None:
-            plan[PARENT] = parents
-            plan[POSITION] = past + depths_of(parents.tolist())
+        yield from super().read(tokens[start:], aux_hidden)
 
     def _move(self, rows: list[tuple[int, int]]) -> None:
         self._moves = [(self.number, at, to) for at, to in rows]
 
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
-        past, n = len(self.tokens), len(tokens)
-        plan = self._plan(tokens, past + offset)
-        plan[VISIBLE] = past + offset
-        self._furthest = max(self._furthest, past + offset + n)
-        self._set_gates(skip)
-        self._read_codes(self.kv.codes is not None)
+    # -- a pass --------------------------------------------------------------------------------------------------------
+
+    def run(self, wanted: Pass) -> Output:
+        if wanted.whole and not wanted.aux_hidden:  # what every round of a text asks for needs no check
+            assert wanted.tokens is not None
+            n = self._place_text(wanted.tokens, wanted.parents)
+            if self._selected is not self._ordinary:
+                self._select(*self._ordinary)
+            return self._likeliest(self._launch(n, n, top=wanted.top, hidden=wanted.hidden))
+        self.check(wanted)
+        if wanted.group:
+            return self._ask(wanted)
+        if wanted.visible is not None and wanted.of is None:
+            return self._score(wanted)
+        n = self._place(wanted)
+        self._choose(wanted)
+        if wanted.read:
+            self._certain = len(self.tokens) + n
+        coarse = wanted.draft and self.kv.codes is not None
+        if coarse:
+            self._read_codes(True)
         try:
-            return self._launch(n, rows=-1)
+            output = self._launch(
+                n, n if wanted.scored is None else wanted.scored, top=wanted.top, hidden=wanted.hidden,
+                aux_hidden=wanted.aux_hidden, read=n if wanted.read else 0,
+            )  # fmt: skip
         finally:
-            self._set_gates(None)
-            self._read_codes(False)
+            if coarse:
+                self._read_codes(False)
+        if wanted.read:
+            self.keep(range(n))
+        if wanted.layers is not None:
+            output.share = (wanted.layers[1] - wanted.layers[0]) / self.layers
+        return self._likeliest(output)
 
-    # -- parts of the model ------------------------------------------------------------------------------------------
+    def _place_text(
+        self, tokens: Ids, parents: Ids | None, offset: int = 0, kept: bool = True, draft: bool = False
+    ) -> int:
+        """Plan rows [n] after the text, which wait to be ``kept`` if they are no ``draft`` -> n."""
+        past, n = len(self.tokens) + offset, len(tokens)
+        if kept and n > LONGEST_PASS and self.model.facts.convolutions:
+            raise InvalidRequest(f"a pass of {n} rows: expected at most {LONGEST_PASS}", "prefill first")
+        plan, above = self._plan(tokens, past), None
+        if parents is not None:
+            above = parents.tolist()
+            plan[PARENT] = parents
+            plan[POSITION] = past + depths_of(above)
+        if past + n > self._furthest:
+            self._furthest = past + n  # kept or not, the rows are in the ring
+        if not draft:
+            self._pending = (tokens.tolist(), above)
+        return n
 
-    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
-        """Compute a group of heads from rows of the residual stream, [r, hidden].
+    def _place(self, wanted: Pass) -> int:
+        """Plan the rows of any pass but one of heads or hypotheses -> how many."""
+        tokens = self._given(wanted)
+        past, n = len(self.tokens) + wanted.offset, len(tokens)
+        if wanted.tokens is None and wanted.layers is not None and self.model.facts.layer_embedding:
+            raise InvalidRequest("layers of this model look tokens up: expected tokens with the inputs, got none")
+        if wanted.inputs is not None:
+            self._load(wanted.inputs, n)  # which may refuse them, before anything changes
+        if wanted.of is not None:
+            self._place_in(wanted.of, wanted.visible)
+            return n
+        kept = not wanted.draft and wanted.scored != 0
+        self._place_text(tokens, wanted.parents, wanted.offset, kept, wanted.draft)
+        plan = self._bound["plan"].array
+        if wanted.block:
+            plan[POSITION], plan[PARENT], plan[VISIBLE] = plan[PLACE], -1, past + n
+        if wanted.read and self._both_ways and int(tokens.max(initial=0)) >= INSERTED:
+            self._see_blocks(plan, tokens)
+        return n
 
-        Neither the cache nor the last forward is touched: its rows may still be kept afterwards.
-        """
-        number, found = self._group(group)
-        r = len(hidden)
-        self._nowhere(r)
-        self._load(hidden, r)
-        with self._parts((), load=True, group=number), self._top(top):
-            output = self._launch(r, rows=r, times=found.count, columns=self._head_size)
+    def _place_in(self, other: Target, visible: Ids | None) -> None:
+        """Plan one row behind as many tokens of another slot as it sees, of whose keys and values it keeps none."""
+        assert visible is not None
+        plan = self._plan(np.zeros(1, np.int64), 0)  # the cache is the other's: none of this one's own need grow
+        self._borrow(other)
+        # its own place is one that it sees anyway: nothing is written there
+        plan[POSITION], plan[VISIBLE], plan[PLACE], plan[SLOT] = visible, visible, visible - 1, self.number
+
+    def _choose(self, wanted: Pass) -> None:
+        """Choose the parts of the model that a pass runs."""
+        begin = self._at.embed if wanted.inputs is None or wanted.fused else self._at.load
+        if wanted.read and wanted.fused:
+            # of a block nothing but keys and values; else nothing reads what the last MLP gives
+            block = bool(self.model.part.decoder and self.model.part.decoder.block)
+            self._select(begin, -2, (0, 0) if block else None, last_mlp=False)
+        else:
+            self._select(begin, -1 if wanted.layers is None or wanted.scored != 0 else -2, wanted.layers, wanted.skip)
+
+    def _ask(self, wanted: Pass) -> Output:
+        """Run a group of heads, or look up embeddings; the rows of the last pass may still be kept afterwards."""
+        at, top = self._at, wanted.top
+        number, count = -1, 1
+        if wanted.group != EMBEDDING or self._embeds:
+            number, found = self._group(wanted.group)
+            count = found.count
+        n = len(self._given(wanted))
+        plan = self._nowhere(n)
+        if wanted.tokens is not None:
+            self._name(plan, wanted.tokens)
+            plan[POSITION] = np.arange(n)
+        if number >= 0:  # it begins with rows, of which those that name tokens read nothing
+            self._load(np.zeros((n, self._columns_in), np.float32) if wanted.inputs is None else wanted.inputs, n)
+        self._select(at.embed if number < 0 else at.load, -2 if number < 0 else at.heads[number], (0, 0))
+        scored = n if wanted.scored is None else wanted.scored
+        columns = self.columns if wanted.group == MARKOV else self._head_size
+        output = self._launch(n, scored, top=top, hidden=wanted.hidden, times=count, columns=columns)
+        output.tokens = self.head_tokens
         if not top:
-            return Heads(output.logits.reshape(found.count, r, self._head_size), self.head_tokens)
-        assert output.best is not None
-        ids, values = output.best
-        if self.head_tokens is not None:  # -1 where more are asked for than there are
-            ids = np.where(ids < 0, -1, self.head_tokens[ids])
-        shape = found.count, r, top
-        return Heads(None, self.head_tokens, (ids.reshape(shape), values.reshape(shape)))
+            output.logits = output.logits.reshape(count, scored, columns)
+        else:
+            assert output.best is not None
+            ids, values = output.best
+            if self.head_tokens is not None:  # -1 where more are asked for than there are
+                ids = np.where(ids < 0, -1, self.head_tokens[ids])
+            output.best = ids.reshape(count, scored, top), values.reshape(count, scored, top)
+        return output
 
-    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
-        if not 0 <= first <= last <= self.layers:
-            raise InvalidRequest(f"layers {first} to {last}: expected a range within 0 to {self.layers}")
-        past, n, load = len(self.tokens) + offset, len(rows), first > 0
-        if not load:
-            self._tried |= zip(range(past, past + n), rows.tolist(), strict=True)
-        # layers with embeddings of their own ask for the tokens again
-        tokens = [self._tried.get(at, 0) for at in range(past, past + n)] if load else rows
-        plan = self._plan(np.asarray(tokens, np.int64), past)
-        plan[VISIBLE] = past
-        self._furthest = max(self._furthest, past + n)
-        if load:
-            self._load(rows, n)
-        with self._parts(range(first, last), load):
-            hidden = self._launch(n, rows=0, hidden=True).hidden
-        assert hidden is not None
-        return hidden.copy()
-
-    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
-        if not 0 <= layer <= self.layers:
-            raise InvalidRequest(f"resumed after {layer} layers: expected 0 to {self.layers}")
-        n = len(tokens)
-        self._load(hidden, n)
-        self._verify(tokens, None)
-        with self._parts(range(layer, self.layers), load=True, lm=True), self._top(int(best)):
-            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden))
-
-    def _likeliest(self, output: Pass) -> Pass:
+    def _likeliest(self, output: Output) -> Output:
         """Name the only best of each row of a pass as tokens [n]."""
         if output.best is not None:
             ids, values = output.best[0][:, 0], output.best[1][:, 0]
@@ -233,20 +258,6 @@ class NativeSlot(NativeRunner):
                 ids = self.head_tokens[ids]
             output.best = ids, values
         return output
-
-    # -- a drafter conditioned on a target ---------------------------------------------------------------------------
-
-    def embed(self, tokens: Ids) -> Rows:
-        own = next((at for at, group in enumerate(self.model.part.heads) if group.kind == EMBEDDING), None)
-        plan = self._nowhere(len(tokens))
-        self._name(plan, tokens)
-        plan[POSITION] = np.arange(len(tokens))
-        if own is not None:  # a drafter's, behind its layers
-            self._load(np.zeros((len(tokens), self._columns_in), np.float32), len(tokens))
-        with self._parts((), load=own is not None, group=own):
-            hidden = self._launch(len(tokens), rows=0, hidden=True).hidden
-        assert hidden is not None
-        return hidden.copy()
 
     def _nowhere(self, n: int) -> Ids:  # [6, n]
         """Plan rows that no layer runs over."""
@@ -257,97 +268,60 @@ class NativeSlot(NativeRunner):
             self._see(n, 0, 0, None)  # nor does any row attend
         return plan
 
-    def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
-        n = len(inputs)
-        self._load(inputs, n)
-        self._verify(np.zeros(n, np.int64), parents)
-        with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
-            return self._likeliest(self._launch(n, rows=-1 if parents is None else n, hidden=True))
-
-    def forward_block(self, inputs: Rows, best: bool = False, hidden: bool = False) -> Pass:
-        n, decoder = len(inputs), self.model.part.decoder
-        first = 0 if decoder and decoder.anchor else 1
-        self._load(inputs, n)
-        self._verify(np.zeros(n, np.int64), np.full(n, -1, np.int64))
-        plan = self._bound["plan"].array
-        plan[POSITION], plan[VISIBLE] = plan[PLACE], len(self.tokens) + n
-        with self._parts(range(self.layers), load=True, lm=True), self._top(int(best)):
-            return self._likeliest(self._launch(n, rows=n - first, first=first, hidden=hidden))
-
-    def forward_markov(self, tokens: Ids) -> Rows:
-        number, _ = self._group(MARKOV)
-        n = len(tokens)
-        self._name(self._nowhere(n), tokens)
-        self._load(np.zeros((n, self._columns_in), np.float32), n)
-        with self._parts((), load=True, group=number):
-            return self._launch(n, rows=n).logits
-
-    def forward_over(self, other: Slot, rows: int, inputs: Rows, recycled: bool, best: bool = False) -> Pass:
-        plan = self._plan(np.zeros(1, np.int64), 0)  # the cache is the other's: none of this one's own need grow
-        self._borrow(other)
-        self._load(inputs, 1)
-        # its own place is one that it sees anyway: nothing is written there
-        plan[POSITION], plan[VISIBLE], plan[PLACE], plan[SLOT] = rows, rows, rows - 1, self.number
-        with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
-            return self._likeliest(self._launch(1, rows=-1, hidden=True))
-
-    def absorb_inputs(self, inputs: Rows) -> None:
-        n, decoder = len(inputs), self.model.part.decoder
-        self._load(inputs, n)
-        self._verify(np.zeros(n, np.int64), None)
-        # of a block nothing but keys and values; else nothing reads what the last MLP gives
-        with self._parts(() if decoder and decoder.block else range(self.layers), load=False):
-            self._gates[2 * self.layers - 1] = False
-            self._launch(n, rows=0)
-        self.keep(range(n))
-
     # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
 
-    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
-        n, past, facts = len(tokens), len(self.tokens), self.model.facts
-        reach = max(self._furthest, past + n) - int(visible.min()) + facts.taps
-        behind = facts.delta is not None and (visible < past).any()
-        if behind or (facts.convolutions and (reach > STATE_ROWS or visible.min() < self._since)):
-            return self._hypotheses_in_turn(tokens, visible, parents, skip)
-        if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
+    def _score(self, wanted: Pass) -> Output:
+        """Run rows that each continue some beginning of the text."""
+        assert wanted.visible is not None
+        n, past, facts = len(self._given(wanted)), len(self.tokens), self.model.facts
+        least = int(wanted.visible.min())
+        reach = max(self._furthest, past + n) - least + facts.taps
+        behind = facts.delta is not None and (wanted.visible < past).any()
+        if behind or (facts.convolutions and (reach > STATE_ROWS or least < self._since)):
+            return self._score_in_turn(wanted)
+        if self.kv.ring and past + n - least > LONGEST_PASS:
             raise InvalidRequest(
-                f"hypotheses reach {past + n - int(visible.min())} tokens back, but exact recent keys {LONGEST_PASS}",
+                f"hypotheses reach {past + n - least} tokens back, but exact recent keys {LONGEST_PASS}",
                 "score hypotheses with attention f32, f16 or int8",
             )
-        return self._hypotheses(tokens, visible, parents, skip)
+        return self._score_here(wanted)
 
-    def _hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None) -> Pass:
+    def _score_here(self, wanted: Pass) -> Output:
+        tokens, visible = self._given(wanted), wanted.visible
+        assert visible is not None
         n, past = len(tokens), len(self.tokens)
         plan = self._plan(tokens, past)
-        plan[VISIBLE], plan[PARENT] = visible, parents
-        plan[POSITION] = visible + depths_of(parents.tolist())
+        if wanted.parents is not None:
+            plan[PARENT] = wanted.parents
+        plan[VISIBLE] = visible
+        plan[POSITION] = visible + depths_of(plan[PARENT].tolist())
         if self._turns is not None:
             self._offsets = self._turns.behind(visible)
         self._furthest = max(self._furthest, past + n)
-        self._set_gates(skip)
-        try:
-            return self._launch(n, rows=n, hidden=self.keep_hidden)
-        finally:
-            self._set_gates(None)
+        self._choose(wanted)
+        scored = n if wanted.scored is None else wanted.scored
+        return self._likeliest(self._launch(n, scored, top=wanted.top, hidden=wanted.hidden))
 
-    def _hypotheses_in_turn(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None) -> Pass:
+    def _score_in_turn(self, wanted: Pass) -> Output:
         """Run each right behind the text that it sees: states that far back are not kept, the text is run again."""
-        text = list(self.tokens)
+        text, tokens, visible, skip = list(self.tokens), self._given(wanted), wanted.visible, wanted.skip
+        assert visible is not None
+        parents = np.arange(-1, len(tokens) - 1) if wanted.parents is None else wanted.parents
         self._restart()
         columns = self.columns if skip is None else min(skip.head_rows or self.columns, self.columns)
         logits = np.empty((len(tokens), columns), np.float32)
-        hidden = np.empty((len(tokens), self.model.facts.hidden), np.float32) if self.keep_hidden else None
+        hidden = np.empty((len(tokens), self.model.facts.hidden), np.float32) if wanted.hidden else None
         for part in sorted(
             np.split(np.arange(len(tokens)), np.flatnonzero(parents < 0)[1:]), key=lambda at: visible[at[0]]
         ):
             self.prefill(text[len(self.tokens) : int(visible[part[0]])])
             own = np.where(parents[part] < 0, -1, parents[part] - part[0])
-            found = self._hypotheses(tokens[part], visible[part], own, skip)
+            found = self._score_here(wanted._replace(tokens=tokens[part], parents=own, top=0, visible=visible[part]))
             logits[part] = found.logits
             if hidden is not None and found.hidden is not None:
                 hidden[part] = found.hidden
         self.prefill(text[len(self.tokens) :])
-        return Pass(logits, hidden)
+        return Output(logits, hidden)
 
     def _restart(self, most: int = 0) -> int:
         """Forget the text behind the last checkpoint of at most so many tokens, or all of it; returns what is left."""
@@ -357,22 +331,9 @@ class NativeSlot(NativeRunner):
         self._moves, self._furthest, self._certain, self._since = [], left, left, left
         return left
 
-    # -- one pass ----------------------------------------------------------------------------------------------------
-
-    def _fill(self, chunk: Ids) -> Rows | None:
-        return self._run_chunk(chunk, aux_hidden=self.aux_hidden_sink is not None).aux_hidden
-
     def _see_blocks(self, plan: Ids, chunk: Ids) -> None:  # [6, n], [n]
         """Let rows of a part of an image see all of it."""
         for start, item, row, count in self.model.inserted.runs(chunk):
             for at in range(count):
                 plan[VISIBLE, start + at] = plan[PLACE, start] + item.end_of_block(row + at) - row
                 plan[PARENT, start + at] = -1
-
-    def _run_chunk(self, chunk: Ids, *, hidden: bool = False, aux_hidden: bool = False) -> Pass:
-        plan = self._plan(chunk, len(self.tokens))
-        if self._both_ways and int(chunk.max(initial=0)) >= INSERTED:
-            self._see_blocks(plan, chunk)
-        self._certain = len(self.tokens) + len(chunk)
-        self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
-        return self._launch(len(chunk), rows=0, hidden=hidden, aux_hidden=aux_hidden, read=len(chunk))

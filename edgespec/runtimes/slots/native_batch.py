@@ -1,18 +1,17 @@
 """Several sequences over native operators whose passes run together: the weights are read once for all of them.
 
 One pool holds the caches.  A slot of the batch is a ``NativeSlot`` over its blocks there, with all it can do alone;
-``forward`` gathers the rows of many slots into one plan.  A row has the same bits whatever stands beside it.
+``NativeBatch.run`` gathers the rows of many slots into one plan.  A row has the same bits whatever stands beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import BEST, Ids, Output, Pass
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.blocks import BlockPool
@@ -20,16 +19,6 @@ from edgespec.runtimes.slots.kv_reader import tokens_held
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, grown
 from edgespec.runtimes.slots.shared import Bound, Model
-from edgespec.runtimes.slots.slot import Ids
-
-
-@dataclass(frozen=True)
-class BatchPass:
-    """A pass that a slot of a batch wants."""
-
-    slot: BatchSlot
-    tokens: Ids  # [n], its rows
-    parents: Ids | None = None  # [n], parent row of each, -1 for row 0; None = a chain
 
 
 class NativeBatch:
@@ -87,43 +76,49 @@ class NativeBatch:
             for slot in self.slots:
                 slot.attach()
 
-    def forward(self, wanted: Sequence[BatchPass], best: bool = False) -> list[Pass]:
-        """Run the passes of several slots as one, as ``forward`` of each of them would.
+    def run(self, passes: Sequence[tuple[BatchSlot, Pass]]) -> list[Output]:
+        """Run the passes of several slots as one, as ``run`` of each of them would.
 
         Args:
-            wanted: at most one of each slot, and at most 128 rows in all.
-            best: only the likeliest token of each row and its logit.
+            passes: at most one of each slot, and at most 128 rows in all, through the whole model.  Logits are left out
+                only where all passes want the likeliest tokens alone.
 
         Returns:
-            their passes, in order; copies, which stay valid.
+            their outputs, in order; copies, which stay valid.
 
         Raises:
-            InvalidRequest: a slot twice, or of another batch, or too many rows.
+            InvalidRequest: a slot twice, or of another batch, another kind of pass, or too many rows.
         """
-        order = sorted(range(len(wanted)), key=lambda i: wanted[i].slot.number)
-        numbers = [wanted[i].slot.number for i in order]
-        if len(set(numbers)) < len(numbers) or any(item.slot.batch is not self for item in wanted):
+        order = sorted(range(len(passes)), key=lambda i: passes[i][0].number)
+        numbers = [passes[i][0].number for i in order]
+        if len(set(numbers)) < len(numbers) or any(slot.batch is not self for slot, _ in passes):
             raise InvalidRequest("expected at most one pass of each slot of this batch")
-        if (rows := sum(len(item.tokens) for item in wanted)) > LONGEST_PASS:
+        wants = [wanted for _, wanted in passes]
+        for wanted in wants:
+            self._runner.check(wanted)
+        if (rows := sum(len(_rows(wanted)) for wanted in wants)) > LONGEST_PASS:
             raise InvalidRequest(f"{rows} rows in a pass: expected at most {LONGEST_PASS}", "gather fewer sequences")
-        for item in wanted:
-            item.slot._need_room(len(item.slot.tokens) + len(item.tokens))  # before anything is planned
+        for slot, wanted in passes:
+            slot._need_room(len(slot.tokens) + len(_rows(wanted)))  # before anything is planned
         plans: list[Ids] = []  # [6, n] each, or more
-        runner, first = self._runner, [0] * len(wanted)
+        runner, first = self._runner, [0] * len(passes)
         at = 0
         for i in order:
-            slot = wanted[i].slot
-            plan = slot.planned(wanted[i].tokens, wanted[i].parents)
+            slot, wanted = passes[i]
+            plan = slot.planned(wanted)
             plan[PARENT] += np.where(plan[PARENT] >= 0, at, 0)
             runner._moves += slot.take_moves()
             plans.append(plan)
             if slot.memory is not None:
                 runner.memories = slot.memory.of.bound
             first[i], at = at, at + plan.shape[1]
-        runner.keep_hidden = any(item.slot.keep_hidden for item in wanted)
-        runner.keep_aux_hidden = any(item.slot.keep_aux_hidden for item in wanted)
-        output = runner.gathered(np.concatenate(plans, axis=1), best)
-        return [_part(output, first[i], item) for i, item in enumerate(wanted)]
+        joint = Pass(
+            top=int(all(wanted.top for wanted in wants)),
+            hidden=any(wanted.hidden for wanted in wants),
+            aux_hidden=any(wanted.aux_hidden for wanted in wants),
+        )
+        output = runner.gathered(np.concatenate(plans, axis=1), joint)
+        return [_part(output, first[i], wanted) for i, wanted in enumerate(wants)]
 
     @property
     def kv_bytes(self) -> int:
@@ -225,9 +220,9 @@ class BatchSlot(NativeSlot):
         pool = self.batch.pool
         return np.concatenate([*self._arrays(len(self.tokens)), np.zeros(pool.block_bytes, np.uint8)])
 
-    def planned(self, tokens: Ids, parents: Ids | None) -> Ids:
+    def planned(self, wanted: Pass) -> Ids:
         """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here; then memories, and turns."""
-        self._verify(tokens, parents)
+        self._place_text(self._given(wanted), wanted.parents)
         lines = [self._bound["plan"].array, *([self._bound["sources"].array] if self.attends else [])]
         if self._turns is not None:
             self._turn(lines[0].shape[1])
@@ -261,6 +256,7 @@ class _Runner(NativeSlot):
         self.memories: Bound | None = None  # of all slots
         self._pool, self.table_bits = pool, 2 * pool.entries
         super().__init__(model, context=context, reserve=0)
+        self.can &= {"parents", "hidden", "aux_hidden", BEST}
         self.capacity = capacity
         self.attach()
 
@@ -271,25 +267,28 @@ class _Runner(NativeSlot):
         """Use the pool where it lies now."""
         self._cache = self._bind("kv", self._pool.bound)
 
-    def gathered(self, plan: Ids, best: bool) -> Pass:
+    def gathered(self, plan: Ids, wanted: Pass) -> Output:
         """Run a plan [6, n], behind which may be 2 lines of memories, and 3 of positions that rows turn by."""
-        self._gathered = plan
-        return self.forward(plan[0], None, best)
-
-    def _verify(self, tokens: Ids, parents: Ids | None) -> None:
-        n = self._gathered.shape[1]
-        self._attach("plan", (6, n), np.int64)[:] = self._gathered[:6]
+        self._gathered, n = plan, plan.shape[1]
+        self._attach("plan", (6, n), np.int64)[:] = plan[:6]
         if self.attends:
-            self._see(n, self._gathered[6], self._gathered[7], self.memories)
+            self._see(n, plan[6], plan[7], self.memories)
+        self._select(self._at.embed)
+        return self._likeliest(self._launch(n, n, top=wanted.top, hidden=wanted.hidden, aux_hidden=wanted.aux_hidden))
 
     def _turn(self, n: int) -> None:
         self._attach("axes", (3, n), np.int64)[:] = self._gathered[-3:]
 
 
-def _part(output: Pass, first: int, item: BatchPass) -> Pass:
+def _rows(wanted: Pass) -> Ids:  # [n]
+    assert wanted.tokens is not None
+    return wanted.tokens
+
+
+def _part(output: Output, first: int, wanted: Pass) -> Output:
     """Copy the rows of one slot, ``first`` and on."""
-    rows, slot = slice(first, first + len(item.tokens)), item.slot
+    rows = slice(first, first + len(_rows(wanted)))
     best = None if output.best is None else (output.best[0][rows].copy(), output.best[1][rows].copy())
-    stream = output.hidden[rows].copy() if slot.keep_hidden and output.hidden is not None else None
-    aux_hidden = output.aux_hidden[rows].copy() if slot.keep_aux_hidden and output.aux_hidden is not None else None
-    return Pass(output.logits[rows].copy() if best is None else output.logits, stream, best, aux_hidden=aux_hidden)
+    stream = output.hidden[rows].copy() if wanted.hidden and output.hidden is not None else None
+    aux_hidden = output.aux_hidden[rows].copy() if wanted.aux_hidden and output.aux_hidden is not None else None
+    return Output(output.logits[rows].copy() if best is None else output.logits, stream, best, aux_hidden=aux_hidden)

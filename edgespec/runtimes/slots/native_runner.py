@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Pass, SkipSet, common_prefix
+from edgespec.decoding.target import BEST, EMBEDDING, OPTIONAL, Ids, Output, Rows, SkipSet, Target, common_prefix
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS
@@ -19,7 +18,7 @@ from edgespec.runtimes.slots.inserted import Turns
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
-from edgespec.runtimes.slots.slot import Ids, Rows, Slot
+from edgespec.runtimes.slots.slot import Slot
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
 COMMITTED = -1  # a move from here: so many tokens are committed, states may hold them
@@ -101,12 +100,16 @@ class NativeRunner(Slot):
         self.memory: Memory | None = None
         self.beside: bytes | None = None  # digest of the memory that the tokens were read beside
         part = model.part
+        lacking = set() if part.tapped else {"aux_hidden"}
+        lacking |= set() if part.decoder else {"fused", "block", "of"}
+        self.can = frozenset(OPTIONAL) - lacking | {BEST}
+        self._embeds = any(group.kind == EMBEDDING for group in part.heads)  # a drafter's own
         self._at = at = Gates(self.layers, len(part.heads), bool(part.tapped), part.planes, self.attends)
         self._columns_in = model.given["hidden_in"]  # columns of what a pass may begin with
         self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
         self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
         self._plain[at.planes] = not model.part.high_alone
-        self._gates = self._bind("gates", Bound(self._plain.copy())).array
+        self._gates = self._bind("gates", Bound(self._plain.copy())).array  # ``_select``
         self._bind("hidden_in", Bound(np.zeros((0, self._columns_in), np.float32)))
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._control[READ_CODES] = self.table_bits
@@ -132,9 +135,9 @@ class NativeRunner(Slot):
         self._cache: Bound | None = None
         self._head = np.zeros(0, np.uint8)  # states and exact recent keys, [bytes]
         self._held = np.zeros(0, np.int64)  # [layers with a delta rule]: tokens that the states of each hold, in place
-        self._skip: SkipSet | None = None
-        self._cut = 0  # columns of the LM head that a draft's pass computes, the first ones; 0 = all
-        self._tried: dict[int, int] = {}  # tokens whose first layers were run, by place
+        self._ordinary = (at.embed, -1, None, None, True)  # arguments of ``_select``: the whole model
+        self._selected: object = None  # its last arguments
+        self._cut = 0  # columns of the LM head that the gates' passes compute, the first ones; 0 = all
         self.reserve(reserve)
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -238,13 +241,15 @@ class NativeRunner(Slot):
     # -- one pass ----------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Carry out what ``keep`` left to the next pass; not between ``forward`` and ``keep``."""
+        """Carry out what ``keep`` left to the next pass; not between a pass and ``keep``."""
         if (self._held < len(self.tokens)).any():  # by a row that is forgotten
             self._plan(np.zeros(1, np.int64), len(self.tokens))
-            self._launch(1, rows=0)
+            self._select(self._at.embed)
+            self._launch(1, 0)
         elif self._moves:
             self._plan(np.zeros(0, np.int64), len(self.tokens))
-            self._launch(0, rows=0)
+            self._select(self._at.embed)
+            self._launch(0, 0)
 
     def _plan(self, tokens: Ids, past: int) -> Ids:  # [n] -> [6, n]
         """Bind the plan of a chain after ``past`` tokens; callers change what differs."""
@@ -298,33 +303,33 @@ class NativeRunner(Slot):
     def _launch(
         self,
         n: int,
-        rows: int,
+        scored: int,
         *,
+        top: int = 0,
         hidden: bool = False,
         aux_hidden: bool = False,
         times: int = 1,
         columns: int | None = None,
         read: int = 0,
-        first: int = 0,
-    ) -> Pass:
-        """Run what the plan says.
+    ) -> Output:
+        """Run what the plan and the gates say.
 
         Args:
             n: rows of the plan.
-            rows: how many of them reach the LM head, from ``first`` on, -1: the last one.
+            scored: how many of them, the last ones, reach the LM head.
+            top: give this number of likeliest tokens of each row instead of all logits.
             hidden: give the residual stream after the last layer.
             aux_hidden: give it after the layers that a drafter looks at, too.
             times: rows of logits for each of them.
             columns: of the logits; None = those of the model's own LM head.
             read: rows that are a text's own, a chain: states hold them at once.
 
-        Returns a pass whose ``best`` are columns and logits [rows * times, top].
+        Returns an output whose ``best`` are columns and logits [scored * times, top].
         """
-        model, count = self.model, 1 if rows < 0 else rows
+        model = self.model
         if self._turns is not None:
             self._turn(n)
-        wanted = self._attach("rows", (count,), np.int64)
-        wanted[:] = n - 1 if rows < 0 else np.arange(first, first + count)
+        self._attach("rows", (scored,), np.int64)[:] = n - 1 if scored == 1 else np.arange(n - scored, n)
         tapped = model.part.tapped if aux_hidden else ()
         self._gates[self._at.hidden] = hidden or bool(tapped)
         if model.part.tapped:
@@ -333,9 +338,8 @@ class NativeRunner(Slot):
             self._no_moves.array[:, 2] = self._committed(read)
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
-        top, wide, cut = int(self._control[TOP]), count * times, self._cut
-        if cut:
-            self._control[TOP] = top + COLUMNS * cut
+        wide, cut = scored * times, self._cut
+        self._control[TOP] = top + COLUMNS * cut
         logits = model.buffer("logits", (0 if top else wide, cut or columns or self.columns), np.float32)
         ids = model.buffer("ids", (wide, top), np.int64)
         values = model.buffer("values", (wide, top), np.float32)
@@ -345,17 +349,13 @@ class NativeRunner(Slot):
             if self._bound.get(name) is not bound:
                 self._io.bind_ortvalue_output(name, bound.value)
                 self._bound[name] = bound
-        try:
-            model.run_bound(self._io)
-        finally:
-            if cut:
-                self._control[TOP] = top
+        model.run_bound(self._io)
         if self._moves:
             self._moves = []
             self._bind("moves", self._no_moves)
         best = (ids.array, values.array) if top else None
         found = stream.array[:, size:] if tapped else None
-        return Pass(logits.array, stream.array[:, :size] if hidden else None, best, aux_hidden=found)
+        return Output(logits.array, stream.array[:, :size] if hidden else None, best, aux_hidden=found)
 
     def _committed(self, read: int = 0) -> int:
         """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
@@ -365,7 +365,7 @@ class NativeRunner(Slot):
         facts, end = self.model.facts, int(self._bound["plan"].array[PLACE].max(initial=-1)) + 1
         return min(committed, max(self._certain, self._held.max(initial=0), end + facts.taps - STATE_ROWS))
 
-    def _borrow(self, other: Slot) -> None:
+    def _borrow(self, other: Target) -> None:
         """Let passes read another slot's cache instead of one of their own.
 
         Raises:
@@ -387,19 +387,46 @@ class NativeRunner(Slot):
         self._control[WINDOW] = kv.draft_window if on else kv.window
         self._control[SINKS] = kv.sinks if self._control[WINDOW] else 0
 
-    def _set_gates(self, skip: SkipSet | None) -> None:
-        if skip is self._skip:
+    def _select(
+        self,
+        begin: int,
+        end: int = -1,
+        layers: tuple[int, int] | None = None,
+        skip: SkipSet | None = None,
+        last_mlp: bool = True,
+    ) -> None:
+        """Choose the parts of the model that passes run, by their gates.
+
+        Args:
+            begin: where rows come from.
+            end: what runs after the layers, -1: the LM head, -2: nothing.
+            layers: the first one, and the one after the last; None = all.
+            skip: what is left out of them.
+            last_mlp: whether the last MLP runs.
+        """
+        wanted = begin, end, layers, skip, last_mlp
+        if wanted == self._selected:  # as in the pass before
             return
-        self._gates[:] = self._plain
+        at, gates = self._at, self._gates
+        first, last = layers or (0, self.layers)
+        self._selected, self._cut = None, 0
+        gates[:] = False
+        gates[at.planes] = self._plain[at.planes]
+        gates[2 * first : 2 * last] = True
+        if not last_mlp:
+            gates[2 * self.layers - 1] = False
+        gates[begin] = True
+        if end >= -1:
+            gates[at.lm if end < 0 else end] = True
         if skip is not None:
-            self._gates[[2 * layer for layer in skip.attention]] = False
-            self._gates[[2 * layer + 1 for layer in skip.mlp]] = False
-            if self._at.planes:
+            gates[[2 * layer for layer in skip.attention]] = False
+            gates[[2 * layer + 1 for layer in skip.mlp]] = False
+            if at.planes:
                 high = [2 * layer for layer in skip.high_attention] + [2 * layer + 1 for layer in skip.high_mlp]
-                self._gates[[self._at.planes[sublayer] for sublayer in high]] = False
-                self._gates[self._at.head_plane] &= not skip.high_head
-        self._skip = skip
-        self._cut = skip.head_rows if skip is not None and skip.head_rows < self.columns else 0
+                gates[[at.planes[sublayer] for sublayer in high]] = False
+                gates[at.head_plane] &= not skip.high_head
+            self._cut = skip.head_rows if skip.head_rows < self.columns else 0
+        self._selected = self._ordinary if wanted == self._ordinary else wanted
 
     def _bind(self, name: str, bound: Bound) -> Bound:
         self._io.bind_ortvalue_input(name, bound.value)
@@ -417,30 +444,3 @@ class NativeRunner(Slot):
         if hidden.shape != (n, self._columns_in):
             raise InvalidRequest(f"hidden states {list(hidden.shape)}: expected [{n}, {self._columns_in}]")
         self._attach("hidden_in", hidden.shape, np.float32)[:] = hidden
-
-    @contextmanager
-    def _parts(
-        self, layers: Sequence[int], load: bool, *, lm: bool = False, group: int | None = None, fill: bool = False
-    ) -> Iterator[None]:
-        """Let passes run these layers only, from tokens or hidden states, to what is named behind them."""
-        at, gates = self._at, self._gates
-        gates[:] = False
-        gates[at.planes] = self._plain[at.planes]
-        gates[[2 * layer + part for layer in layers for part in (0, 1)]] = True
-        gates[at.fill if fill else at.load if load else at.embed] = True
-        gates[at.lm] = lm
-        if group is not None:
-            gates[at.heads[group]] = True
-        try:
-            yield
-        finally:
-            gates[:] = self._plain
-
-    @contextmanager
-    def _top(self, top: int) -> Iterator[None]:
-        """Let passes give only the ``top`` best tokens of each row."""
-        self._control[TOP] = top
-        try:
-            yield
-        finally:
-            self._control[TOP] = 0

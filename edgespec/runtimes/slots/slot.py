@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Pass, SkipSet, Target, common_prefix
+from edgespec.decoding.target import Ids, Output, Pass, Rows, Target, common_prefix
 from edgespec.errors import InvalidRequest, SessionError
 from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.shared import Model
 
-Ids = NDArray[np.int64]
-Rows = NDArray[np.float32]
 PREFILL_CHUNK = 128
 ROUND_CAPACITY = 64
 
@@ -62,17 +60,13 @@ class Slot(Target, ABC):
     def leave(self) -> None:
         """Attend over no memory any more; what was read beside it stays, for the same one."""
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Append tokens in chunks, without the LM head."""
+    def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:
         self.reserve(len(self.tokens) + len(tokens))
-        stop = 0
+        aux_hidden, stop = aux_hidden and "aux_hidden" in self.can, 0
         while (start := stop) < len(tokens):
             stop = self.end_of_piece(tokens, start + self.chunk)
             chunk = np.asarray(tokens[start:stop], np.int64)
-            states = self._fill(chunk)
-            if self.aux_hidden_sink is not None and states is not None:
-                self.aux_hidden_sink(len(self.tokens), states)
-            self.tokens.extend(chunk.tolist())
+            yield self.run(Pass(chunk, aux_hidden=aux_hidden, scored=0, read=True))
         if self.on_read is not None and len(tokens):
             self.on_read()
 
@@ -88,12 +82,8 @@ class Slot(Target, ABC):
             most: checkpoints that memory allows.
         """
 
-    @abstractmethod
-    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
-        """Run rows after the slot's tokens -> logits of every row, [n, columns], or the best of each."""
-
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
+        """Commit rows of the last pass, a root path in ascending order; the others are forgotten."""
         tokens, parents = self._pending
         past = len(self.tokens)
         if parents is not None:
@@ -102,58 +92,7 @@ class Slot(Target, ABC):
         self._pending = ([], None)
 
     @abstractmethod
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
-        """Run a chain ``offset`` rows after the slot's tokens, layers left out -> logits of the last row [1, vocab]."""
-
-    def _lacks(self, what: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"this graph has no {what}", "export with the method that needs them, and use the graph for all methods"
-        )
-
-    # -- a drafter conditioned on a target -----------------------------------------------------------------------------
-
-    def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
-        """Run rows of a drafter after its cache; ``keep`` commits them.
-
-        Args:
-            inputs: [n, columns], see ``DecoderPart``.
-            recycled: they hold the drafter's own hidden state, not the target's.
-            best: fill ``best`` instead of the logits.
-            parents: int64 [n], an earlier row that a row continues, -1: the cache; None = a chain.
-
-        Returns logits or the best of the last row, of a tree those of all; and ``hidden`` [n, hidden] of all.
-        """
-        raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
-
-    def forward_block(self, inputs: Rows, best: bool = False, hidden: bool = False) -> Pass:
-        """Run a block of rows, of which each sees all and none is kept.
-
-        Args:
-            inputs: [n, columns], embeddings of the pending token and of masks.
-            best: fill ``best`` instead of the logits.
-            hidden: give the residual stream of all rows, [n, hidden], too.
-
-        Returns logits or best of the rows that guess: all, or all but the first (``DecoderPart.anchor``).
-        """
-        raise InvalidRequest("drafts of whole blocks need native operators")
-
-    def forward_markov(self, tokens: Ids) -> Rows:
-        """Compute what tokens [n] add to the logits of the guess after each -> [n, columns], a view."""
-        raise InvalidRequest("guesses that are corrected by the one before need native operators")
-
-    def forward_over(self, other: Slot, rows: int, inputs: Rows, recycled: bool, best: bool = False) -> Pass:
-        """Run one row of a drafter that reads another slot's keys and values, and keeps nothing.
-
-        Args:
-            other: the target's, not between its ``forward`` and ``keep``.
-            rows: of its tokens that are seen, at least 1; the row stands behind them.
-            inputs, recycled, best: as for ``forward_inputs``, of one row.
-        """
-        raise InvalidRequest("reading the keys and values of another model needs native operators")
-
-    def absorb_inputs(self, inputs: Rows) -> None:
-        """Append rows [n, columns] with the target's hidden states to the cache; nothing is guessed after them."""
-        raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
+    def run(self, wanted: Pass) -> Output: ...
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -263,10 +202,6 @@ class Slot(Target, ABC):
     def _move(self, rows: list[tuple[int, int]]) -> None:
         """Move rows of the cache (from, to) before the next pass."""
 
-    @abstractmethod
-    def _fill(self, chunk: Ids) -> Rows | None:
-        """Run rows [n] for their KV alone; give auxiliary hidden states where there is a sink for them."""
-
     def _group(self, name: str) -> tuple[int, HeadGroup]:
         """Find a group of heads -> its number and description."""
         groups = self.model.part.heads
@@ -275,6 +210,13 @@ class Slot(Target, ABC):
             have = ", ".join(group.name for group in groups) or "none"
             raise InvalidRequest(f"this model has no heads {name!r}; it has: {have}", "export it with `--heads DIR`")
         return found, groups[found]
+
+    def _given(self, wanted: Pass) -> Ids:  # [n]
+        """Return the tokens of a pass's rows; 0 where only their inputs are given."""
+        if wanted.tokens is not None:
+            return wanted.tokens
+        assert wanted.inputs is not None
+        return np.zeros(len(wanted.inputs), np.int64)
 
     def _grown(self, tokens: int) -> int:
         """Count the rows to allocate for ``tokens`` and those after them; the current capacity, if they fit."""

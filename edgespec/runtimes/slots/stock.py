@@ -10,30 +10,37 @@ Where a lone row would have other bits than one among others, no pass of a stric
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import HYPOTHESES, Heads, Pass, SkipSet
+from edgespec.decoding.target import EMBEDDING, OPTIONAL, Ids, Output, Pass, Rows
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.slots.pairs import needs_pairs
 from edgespec.runtimes.slots.shared import Bound, Model, inputs_of, own_pages
-from edgespec.runtimes.slots.slot import Ids, Rows, Slot, best_of, depths_of
+from edgespec.runtimes.slots.slot import Slot, best_of, depths_of
 
 HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
+# fields that passes take over every graph, over one with gates, and over one with hidden states
+ALWAYS = frozenset({"parents", "scored", "read", "draft", "offset", "visible"})
+GATED, HIDDEN, NEITHER = frozenset({"skip"}), frozenset({"hidden", "inputs"}), frozenset[str]()
 
 
 class StockSlot(Slot):
     """A slot for graphs of stock operators; see ``open_slot``."""
 
-    can = frozenset({HYPOTHESES})
-
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
-        facts = model.facts
+        facts, graph = model.facts, model.graph
+        self.can = ALWAYS | (GATED if graph.gated else NEITHER) | (HIDDEN if graph.hidden else NEITHER)
+        if graph.hidden and graph.gated:
+            self.can |= {"layers", "group"}
+        if graph.hidden and model.part.tapped:
+            self.can |= {"aux_hidden"}
+        if graph.hidden and model.part.decoder:
+            self.can |= {"fused"}
         pairs = model.graph.padded and needs_pairs(model, lambda: StockSlot(model, reserve=1))
         self._fewest = 2 if pairs else 1  # rows of a pass, and of an LM head
         self._extra = int(model.graph.padded)  # dummy rows of attention in a pass that may leave it out
@@ -54,13 +61,50 @@ class StockSlot(Slot):
         if model.graph.hidden and model.part.heads:
             self._gate_lm = self._bind("gate_lm", Bound(np.array(True))).array
             self._gate_heads = self._bind("gate_heads", Bound(np.zeros(len(model.part.heads), bool))).array
-        self._skip: SkipSet | None = None
         self.reserve(reserve)
 
-    def forward(self, tokens: Ids, parents: Ids | None = None, best: bool = False) -> Pass:
-        above = None if parents is None else parents.tolist()
-        self._pending = (tokens.tolist(), above)
-        return self._run(tokens, len(self.tokens), rows=len(tokens), parents=above)
+    def lacks(self, field: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"this graph has no {OPTIONAL[field]}",
+            "export with `--method self-spec`" if field == "skip" else
+            "export with the method that needs them, and use the graph for all methods",
+        )  # fmt: skip
+
+    def run(self, wanted: Pass) -> Output:
+        if wanted.whole and not (wanted.hidden or wanted.aux_hidden or wanted.top):
+            assert wanted.tokens is not None  # what every round of a text asks for needs no check
+            return self._run(wanted.tokens, len(self.tokens), range(len(wanted.tokens)), wanted)
+        self.check(wanted)
+        parts = not wanted.whole
+        tokens, past, min_rows = self._given(wanted), len(self.tokens), self.model.part.min_rows
+        n = len(tokens)
+        scored = n if wanted.scored is None else wanted.scored
+        at = range(min_rows) if not scored else range(n - scored, n)  # rows that reach the LM head
+        heads, columns = self._open_gates(wanted) if parts else (1, self.columns)
+        try:
+            if wanted.group:
+                output = self._launch_outside(tokens, at, wanted, heads, columns)
+            elif wanted.visible is not None:
+                output = self._score(tokens, wanted.visible, at, wanted)
+            else:
+                output = self._run(tokens, past + wanted.offset, at, wanted)
+        finally:
+            if parts:
+                self._reset_gates()
+        if wanted.read:
+            self.keep(range(n))
+        if wanted.layers is not None:
+            output.share = (wanted.layers[1] - wanted.layers[0]) / self.layers
+        if wanted.group and wanted.group != EMBEDDING:
+            output.logits, output.tokens = output.logits.reshape(heads, -1, columns)[:, :scored], self.head_tokens
+            if wanted.top:
+                output.best = best_of(output.logits, self.head_tokens, wanted.top)
+        elif wanted.top:
+            best = output.logits.argmax(-1)  # a NaN, if there is one
+            values = output.logits[np.arange(scored), best]
+            named = self.head_tokens if self.model.part.cut else None
+            output.best = best if named is None else named[best], values
+        return output
 
     def _move(self, rows: list[tuple[int, int]]) -> None:
         if rows:
@@ -68,108 +112,56 @@ class StockSlot(Slot):
             for bound in self._kv.values():  # keys carry positions by depth, so they move without a new rotation
                 bound.array[0, :, to] = bound.array[0, :, source]
 
-    def forward_draft(self, tokens: Ids, offset: int = 0, skip: SkipSet | None = None, best: bool = False) -> Pass:
-        self._set_gates(skip)
-        try:
-            return self._run(tokens, len(self.tokens) + offset, rows=-1)
-        finally:
-            self._set_gates(None)
-
-    def forward_hypotheses(self, tokens: Ids, visible: Ids, parents: Ids, skip: SkipSet | None = None) -> Pass:
+    def _score(self, tokens: Ids, visible: Ids, at: Sequence[int], wanted: Pass) -> Output:  # [n] each
+        """Run rows that each continue some beginning of the text."""
         past, n = len(self.tokens), len(tokens)
+        parents = np.arange(-1, n - 1) if wanted.parents is None else wanted.parents
         count = self._attended(past, n)
         self._need_room(past + count)
-        self._set_gates(skip)
-        try:
-            mask = self._attach("bias", "hypotheses_bias", (1, 1, count, past + count), np.float32)[0, 0]
-            mask[:, :] = HIDE
-            for row in range(count):
-                if row < n and parents[row] >= 0:
-                    mask[row] = mask[parents[row]]
-                elif row < n:
-                    mask[row, : visible[row]] = 0
-                mask[row, past + row] = 0
-            self._total[...] = past + count
-            positions = np.append(visible + depths_of(parents.tolist()), [past + n] * (count - n))
-            return self._launch(tokens, positions, past, range(n), count, self._says_hidden)
-        finally:
-            self._set_gates(None)
+        mask = self._attach("bias", "hypotheses_bias", (1, 1, count, past + count), np.float32)[0, 0]
+        mask[:, :] = HIDE
+        for row in range(count):
+            if row < n and parents[row] >= 0:
+                mask[row] = mask[parents[row]]
+            elif row < n:
+                mask[row, : visible[row]] = 0
+            mask[row, past + row] = 0
+        self._total[...] = past + count
+        positions = np.append(visible + depths_of(parents.tolist()), [past + n] * (count - n))
+        return self._launch(tokens, positions, past, at, count, wanted)
 
     # -- parts of the model ------------------------------------------------------------------------------------------
 
-    def embed(self, tokens: Ids) -> Rows:
-        with self._layers(0, 0, None):
-            hidden = self._launch_outside(tokens, [0], hidden=True).hidden
-        assert hidden is not None
-        return hidden.copy()
+    def _open_gates(self, wanted: Pass) -> tuple[int, int]:
+        """Let the parts of the model run that a pass wants -> how many heads, and the columns of each."""
+        graph, count, columns = self.model.graph, 1, self.columns
+        if wanted.group and wanted.group != EMBEDDING:
+            number, group = self._group(wanted.group)
+            count, columns = group.count, self._head_size
+            self._gate_heads[number], self._gate_lm[...] = True, False
+        if graph.gated:
+            first, last = (0, 0) if wanted.group else wanted.layers or (0, self.layers)
+            layers = np.arange(self.layers)
+            self._gate_attn[:] = self._gate_mlp[:] = (layers >= first) & (layers < last)
+            if wanted.skip is not None:
+                self._gate_attn[list(wanted.skip.attention)] = False
+                self._gate_mlp[list(wanted.skip.mlp)] = False
+        if wanted.inputs is not None:
+            self._feed_hidden(wanted.inputs)
+            self._gate_embed[...] = wanted.fused
+        return count, columns
 
-    def forward_inputs(self, inputs: Rows, recycled: bool, best: bool = False, parents: Ids | None = None) -> Pass:
-        tokens = np.zeros(len(inputs), np.int64)
-        self._feed_hidden(inputs)
-        above = None if parents is None else parents.tolist()
-        self._pending, self._gate_embed[...] = (tokens.tolist(), above), not recycled
-        try:
-            rows = -1 if above is None else len(inputs)
-            output = self._run(tokens, len(self.tokens), rows=rows, parents=above, hidden=True)
-        finally:
+    def _reset_gates(self) -> None:
+        """Let passes run the whole model again."""
+        graph = self.model.graph
+        if graph.gated:
+            self._gate_attn[:], self._gate_mlp[:] = True, True
+        if graph.hidden:
             self._gate_embed[...] = True
-        if best:
-            at = output.logits.argmax(-1)  # a NaN, if there is one
-            values = output.logits[np.arange(len(at)), at]
-            output.best = at if self.head_tokens is None else self.head_tokens[at], values
-        return output
-
-    def absorb_inputs(self, inputs: Rows) -> None:
-        self.forward_inputs(inputs, recycled=False)
-        self.keep(range(len(inputs)))
-
-    @property
-    def _says_hidden(self) -> bool:
-        """Whether passes are to say their hidden states, and the graph can."""
-        return self.keep_hidden and self.model.graph.hidden
-
-    def forward_heads(self, group: str, hidden: Rows, top: int = 0) -> Heads:
-        at, which = self._group(group)
-        r = len(hidden)
-        self._gate_heads[at], self._gate_lm[...] = True, False
-        try:
-            with self._layers(0, 0, hidden):
-                logits = self._launch_outside(np.zeros(r, np.int64), range(r), which.count, self._head_size).logits
-        finally:
-            self._gate_heads[at], self._gate_lm[...] = False, True
-        logits = logits.reshape(which.count, -1, self._head_size)[:, :r]
-        return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
-
-    def forward_layers(self, rows: Ids | Rows, offset: int, first: int, last: int) -> Rows:
-        n = len(rows)
-        tokens = rows if first == 0 else np.zeros(n, np.int64)  # [n]
-        with self._layers(first, last, None if first == 0 else np.asarray(rows, np.float32)):
-            output = self._run(np.asarray(tokens, np.int64), len(self.tokens) + offset,
-                               rows=self.model.part.min_rows, hidden=True)  # fmt: skip
-        assert output.hidden is not None
-        return output.hidden.copy()
-
-    def forward_from(self, tokens: Ids, hidden: Rows, layer: int, best: bool = False) -> Pass:
-        self._pending = (tokens.tolist(), None)
-        with self._layers(layer, self.layers, hidden):
-            return self._run(tokens, len(self.tokens), rows=len(tokens))
-
-    @contextmanager
-    def _layers(self, first: int, last: int, hidden: Rows | None) -> Iterator[None]:
-        """Let passes run these layers only, from rows of the residual stream [n, hidden] if there are any."""
-        if not (self.model.graph.hidden and self.model.graph.gated):
-            raise self._lacks("hidden states")
-        layers = np.arange(self.layers)
-        on = (layers >= first) & (layers < last)
-        self._gate_attn[:], self._gate_mlp[:], self._gate_embed[...] = on, on, hidden is None
-        if hidden is not None:
-            self._feed_hidden(hidden)
-        try:
-            yield
-        finally:
-            self._gate_attn[:], self._gate_mlp[:], self._gate_embed[...] = True, True, True
-            if hidden is not None:
+            if self._bound["hidden_in"] is not self._no_hidden_in:
                 self._bind("hidden_in", self._no_hidden_in)
+        if graph.hidden and self.model.part.heads:
+            self._gate_heads[:], self._gate_lm[...] = False, True
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -215,90 +207,78 @@ class StockSlot(Slot):
         """Count the rows that a pass or an LM head gets for ``n``: two for one where lone rows go as pairs."""
         return max(n, self._fewest) if n else 0
 
-    def _fill(self, chunk: Ids) -> Rows | None:
-        past, n = len(self.tokens), len(chunk)
-        total = past + self._attended(past, n)  # exact: attention's scratch space has a row of it per head and token
-        return self._run(chunk, past, rows=self.model.part.min_rows, total=total).aux_hidden
-
-    def _run(
-        self,
-        tokens: Ids,  # [n]
-        past: int,
-        *,
-        rows: int,
-        parents: list[int] | None = None,
-        total: int | None = None,
-        hidden: bool = False,
-    ) -> Pass:
-        n = len(tokens)
-        count = self._attended(past, n)
+    def _run(self, tokens: Ids, past: int, at: Sequence[int], wanted: Pass) -> Output:  # [n]
+        """Run rows after ``past`` tokens, of which those ``at`` these places reach the LM head."""
+        count = self._attended(past, len(tokens))
         self._need_room(past + count)
-        self._total[...] = width = total or self.capacity
-        if parents is None:
+        # exact where a text is read: attention's scratch space has a row of it per head and token
+        self._total[...] = width = past + count if wanted.read else self.capacity
+        above = positions = None
+        if wanted.parents is None:
             self._attach("bias", "zero_bias", (1, 1, count, width), np.float32)
-            positions = None
         else:
-            positions = self._tree(parents, past, count, width)
-        wanted = [n - 1] if rows < 0 else range(rows)
-        return self._launch(tokens, positions, past, wanted, count, hidden or self._says_hidden)
+            above = wanted.parents.tolist()
+            positions = self._tree(above, past, count, width)
+        if not wanted.draft:
+            self._pending = (tokens.tolist(), above)
+        return self._launch(tokens, positions, past, at, count, wanted)
 
-    def _launch_outside(
-        self, tokens: Ids, wanted: Sequence[int], heads: int = 1, columns: int | None = None, hidden: bool = False
-    ) -> Pass:
+    def _launch_outside(self, tokens: Ids, at: Sequence[int], wanted: Pass, heads: int, columns: int) -> Output:
         """Run a pass that has no layer: nothing of the cache is read or written; see ``_launch``."""
         count = self._rows_run(len(tokens)) + self._extra
         self._attach("bias", "zero_bias", (1, 1, count, self.capacity), np.float32)
         self._total[...] = self.capacity
-        return self._launch(tokens, None, 0, wanted, count, hidden, heads, columns)
+        return self._launch(tokens, None, 0, at, count, wanted, heads, columns)
 
     def _launch(
         self,
         tokens: Ids,  # [n]
-        positions: Ids | None,  # [count]
+        positions: Ids | int | None,  # [count]
         past: int,
-        wanted: Sequence[int],
+        at: Sequence[int],
         count: int,
-        hidden: bool = False,
+        wanted: Pass,
         heads: int = 1,
         columns: int | None = None,
-    ) -> Pass:
+    ) -> Output:
         """Run a pass whose mask and given rows are bound.
 
         Args:
             tokens: the rows.
             positions: of all rows of attention; None = one after the other.
             past: tokens before them.
-            wanted: rows that reach the LM head, of which there are ``heads`` with ``columns`` each.
+            at: rows that reach the LM head, of which there are ``heads`` with ``columns`` each.
             count: rows of attention.
-            hidden: give the residual stream of all rows.
+            wanted: the pass, for the hidden states that it is to give.
 
-        Returns logits [rows, columns] of the wanted rows. Several heads give [heads * rows run, columns], the first
+        Returns logits [rows, columns] of these rows. Several heads give [heads * rows run, columns], the first
         head's first, and a lone row of each is followed by its double.
         """
-        n, rows = len(tokens), len(wanted)
+        n, rows = len(tokens), len(at)
         fed, reached = self._rows_run(n), self._rows_run(rows)
         ids = self._attach("input_ids", "ids", (1, fed), np.int64)[0]
         ids[:n] = tokens
         if n < fed:
             ids[n:] = tokens[-1]
         pos = self._attach("position_ids", "pos", (1, count), np.int64)
-        pos[0] = np.arange(past, past + count) if positions is None else positions
+        if positions is None:
+            positions = past if count == 1 else np.arange(past, past + count)
+        pos[0] = positions
         self._seqlens[0] = past + count - 1
         chosen = self._attach("rows", "rows", (reached,), np.int64)
-        chosen[:rows] = wanted
+        chosen[:rows] = at[0] if rows == 1 else at
         if rows < reached:
-            chosen[rows:] = wanted[-1]
+            chosen[rows:] = at[-1]
         logits = self._bind_output("logits", (1, heads * reached, columns or self.columns))[0]
         stream: Rows | None = None
-        if hidden or "hidden" in self._bound:  # once bound, it must fit every pass
+        if wanted.hidden or "hidden" in self._bound:  # once bound, it must fit every pass
             stream = self._bind_output("hidden", (1, fed, self.model.facts.hidden))[0, :n]
         states: Rows | None = None
-        if tapped := self.model.part.tapped:
-            wants = self.model.graph.hidden and (self.keep_aux_hidden or self.aux_hidden_sink is not None)
-            if wants or "taps" in self._bound:
-                states = self._bind_output("taps", (1, fed, len(tapped) * self.model.facts.hidden))[0, :n]
+        tapped = self.model.part.tapped
+        if wanted.aux_hidden or "taps" in self._bound:
+            states = self._bind_output("taps", (1, fed, len(tapped) * self.model.facts.hidden))[0, :n]
         self.model.run_bound(self._io)
-        return Pass(logits if heads > 1 else logits[:rows], stream if hidden else None, aux_hidden=states)
+        return Output(logits if heads > 1 else logits[:rows], stream if wanted.hidden else None, aux_hidden=states)
 
     def _feed_hidden(self, rows: Rows) -> None:  # [n, columns]
         """Bind rows that a pass begins with instead of tokens."""
@@ -327,19 +307,6 @@ class StockSlot(Slot):
                 bias[row, past : past + row] = bias[parent, past : past + row]
             bias[row, past + row] = 0
         return past + depths_of(parents)
-
-    def _set_gates(self, skip: SkipSet | None) -> None:
-        if skip is self._skip:
-            return
-        if not self.model.graph.gated:
-            raise InvalidRequest(
-                "this graph has no gates: layers cannot be skipped", "export with `--method self-spec`"
-            )
-        self._gate_attn[:], self._gate_mlp[:] = True, True
-        if skip is not None:
-            self._gate_attn[list(skip.attention)] = False
-            self._gate_mlp[list(skip.mlp)] = False
-        self._skip = skip
 
     def _bind(self, name: str, bound: Bound) -> Bound:
         if name not in self._fed:

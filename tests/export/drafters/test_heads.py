@@ -39,6 +39,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import PROMPTS, TARGET
 from tests.support.checkpoints import make_heads
+from tests.support.passes import run_heads, states
 
 KINDS = ("medusa", "blockwise", "paradecode")
 HIDDEN, VOCAB = 128, 1024
@@ -403,9 +404,8 @@ def test_a_cut_head_has_the_rows_and_the_biases(
     spec = ModelSpec("fp32", gated=True, layout=layout, plan=heads.plan, head_vocab=vocab)
     part = write_model(tmp_path, target, spec).part
     slot = open_slot(Model(tmp_path, part, "gated" if layout == "stock" else "native", 1, ATTENTION["f32"]))
-    slot.keep_hidden = True
-    hidden = slot.forward(TEXT).hidden
+    hidden = states(slot, TEXT).hidden
     assert hidden is not None
-    got = slot.forward_heads(f"exit.{last}", hidden.copy()).logits
+    got = run_heads(slot, f"exit.{last}", hidden.copy()).logits
     assert got is not None
     np.testing.assert_allclose(got[0], expected, rtol=0, atol=2e-4)

@@ -13,7 +13,7 @@ import pytest
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.target import SkipSet
+from edgespec.decoding.target import Output, Pass, SkipSet
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
 from edgespec.engine.engine import Engine
@@ -28,6 +28,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import DRAFT, PROMPTS, TARGET, Written
 from tests.lossless.test_matrix import plain_greedy
+from tests.support.passes import run_heads, states
 
 
 def measured_by_the_loop(
@@ -97,11 +98,9 @@ def test_right_guesses_by_rank_and_chains_of_them(engine: Callable[..., Engine],
         for at in range(position, position + gamma - count):
             slot.follow([])
             slot.prefill(text[:at])
-            slot.keep_hidden = True
-            hidden = slot.forward(np.array(text[at : at + 1])).hidden
+            hidden = states(slot, np.array(text[at : at + 1])).hidden
             assert hidden is not None
-            best = slot.forward_heads(name, hidden.copy(), TOP).best
-            slot.keep_hidden = False
+            best = run_heads(slot, name, hidden.copy(), TOP).best
             assert best is not None
             rows += 1
             good = True
@@ -177,11 +176,12 @@ def test_each_kind_is_timed_with_the_other_one_running(
     slot = writer("stock", TARGET, "fp32").slot("gated")
     every = tuple(range(slot.layers))
     left_out: list[SkipSet | None] = []
-    real = slot.forward_draft
+    real = slot.run
 
-    def forward_draft(tokens: Any, offset: int, skip: SkipSet | None) -> Any:
-        left_out.append(skip)
-        return real(tokens, offset, skip)
+    def run(wanted: Pass) -> Output:
+        if wanted.draft:
+            left_out.append(wanted.skip)
+        return real(wanted)
 
     def told(run: Callable[[int], None], sizes: Any, repeats: int) -> dict[int, list[float]]:
         times = {}
@@ -194,7 +194,7 @@ def test_each_kind_is_timed_with_the_other_one_running(
                 times[size] = [1 + 5.0 * slot.layers - 2 * len(skip.attention) - 3 * len(skip.mlp)]
         return times
 
-    monkeypatch.setattr(slot, "forward_draft", forward_draft)
+    monkeypatch.setattr(slot, "run", run)
     monkeypatch.setattr(skip_search, "measure_all", told)
     slot.prefill([1, 2, 3])
     found = measure_steps(slot, 4, larger=(9,))

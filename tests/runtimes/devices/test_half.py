@@ -34,6 +34,7 @@ from tests.export.architectures.test_architectures import PARENTS, path_to, run
 from tests.runtimes.devices.test_devices import METHODS, on_host
 from tests.runtimes.devices.test_slot import CASES
 from tests.support.device import HostModel
+from tests.support.passes import states
 
 __all__ = ["on_host"]  # a fixture
 
@@ -177,8 +178,7 @@ def test_what_float16_cannot_hold_stays_float32(made: Callable[..., Any], writer
     graphs = model.part.graphs | {"webgpu-fp16": model.graph.model_copy(update={"file": name})}
     large = HostModel(written.folder, model.part.model_copy(update={"graphs": graphs}), "webgpu")
     slot = open_slot(large)
-    slot.keep_hidden = True
-    found = slot.forward(np.arange(4))
+    found = states(slot, np.arange(4))
     assert np.abs(np.asarray(found.hidden)).max() > 65504
     assert np.isfinite(found.logits).all()
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import BEST, DRAFT_BEST, SkipSet
+from edgespec.decoding.target import BEST, DRAFT_BEST, Pass, SkipSet
 from edgespec.errors import BundleError, DeviceError, ExportError, InvalidRequest
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.runtimes.devices.model import DeviceModel
@@ -24,6 +24,7 @@ from tests.export.architectures.test_architectures import LEAVES, PARENTS, Skipp
 from tests.support import hf
 from tests.support.device import HostModel
 from tests.support.older import rename_ports
+from tests.support.passes import run_draft, run_hypotheses
 
 ALL = {config["model_type"]: name for name, config in reversed(hf.CONFIGS.items())}
 CASES = sorted(set(ALL.values()) - hf.NATIVE_ONLY)
@@ -126,17 +127,17 @@ def test_a_draft_leaves_out_what_its_graph_leaves_out(
     expected: NDArray[np.float32] = ops.run(written.arch.trace())[0]
     slot = slot_of(model)
     for at in range(len(tokens)):
-        logits = slot.forward_draft(tokens[at : at + 1], at, skip).logits
+        logits = run_draft(slot, tokens[at : at + 1], at, skip).logits
         np.testing.assert_allclose(logits, expected[at : at + 1], atol=ATOL)
-        found = slot.forward_draft(tokens[at : at + 1], at, skip, best=True)
+        found = run_draft(slot, tokens[at : at + 1], at, skip, best=True)
         assert found.best is not None
         assert found.chance is not None
         assert found.best[0][0] == expected[at].argmax()
         np.testing.assert_allclose(found.chance[0], 1 / np.exp(expected[at] - expected[at].max()).sum(), rtol=1e-3)
     with pytest.raises(InvalidRequest, match="the bundle's own skip set only"):
-        slot.forward_draft(tokens[:1], 0, SkipSet((0,), ()))
+        run_draft(slot, tokens[:1], 0, SkipSet((0,), ()))
     with pytest.raises(InvalidRequest, match="run on the CPU only"):
-        slot.forward_hypotheses(tokens[:1], np.zeros(1, np.int64), np.full(1, -1))
+        run_hypotheses(slot, tokens[:1], np.zeros(1, np.int64), np.full(1, -1))
 
 
 def test_only_ids_leave_the_device(made: Made, reference: Callable[[str], Reference]) -> None:
@@ -158,10 +159,9 @@ def test_only_ids_leave_the_device(made: Made, reference: Callable[[str], Refere
 def test_hidden_states_cross_row_by_row(made: Made, reference: Callable[[str], Reference]) -> None:
     known, (_, model) = reference("llama_tied_gqa").tokens, made("llama_tied_gqa")
     slot, facts = slot_of(model), model.facts
-    slot.keep_hidden = True
     slot.prefill(known[:5].tolist())
     before = model.crossed.to_host
-    hidden = slot.forward(known[5:14], None, True).hidden
+    hidden = slot.run(Pass(known[5:14], top=1, hidden=True)).hidden
     assert hidden is not None
     assert len(hidden) == 9
     passed = model.crossed.to_host

@@ -16,6 +16,7 @@ from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.native import NativeSlot
 from tests.support.coded import Prepared, decoded, expected_logits, prepare, random_tokens
+from tests.support.passes import run_draft, run_hypotheses
 
 pytestmark = pytest.mark.skipif(native_library().path is None, reason="no native operators here")
 
@@ -145,7 +146,7 @@ def test_rows_that_were_not_kept_leave_nothing(made: Callable[[str], Prepared], 
     slot, fresh = model.slot(kv), model.slot(kv)
     slot.prefill(text)
     slot.forward(ids(other[:100]))  # rejected draft tokens
-    slot.forward_draft(ids(other[:3]), 0, SkipSet((0,), (1,)))
+    run_draft(slot, ids(other[:3]), 0, SkipSet((0,), (1,)))
     for kept in (420, 380, 300):
         same = slot.follow(text[:kept])
         slot.prefill(text[same:kept])
@@ -165,8 +166,8 @@ def test_drafts_that_read_codes_change_no_other_row(made: Callable[[str], Prepar
     slot, same = model.slot(both), model.slot(base)
     found, differ = [], 0
     for at in range(0, len(text), 5):
-        rough = slot.forward_draft(ids(text[at : at + 2])).logits.copy()
-        exact = same.forward_draft(ids(text[at : at + 2])).logits
+        rough = run_draft(slot, ids(text[at : at + 2])).logits.copy()
+        exact = run_draft(same, ids(text[at : at + 2])).logits
         differ += not np.array_equal(rough, exact)
         found.append(slot.forward(ids(text[at : at + 5])).logits.copy())
         slot.keep(range(5))
@@ -183,7 +184,7 @@ def test_hypotheses_beyond_the_ring(made: Callable[[str], Prepared]) -> None:
     slot = model.slot(ATTENTION["nomad"])
     slot.prefill(random_tokens(model.part.facts.vocab, 400))
     with pytest.raises(InvalidRequest, match="exact recent keys"):
-        slot.forward_hypotheses(ids([5]), ids([100]), ids([-1]))
+        run_hypotheses(slot, ids([5]), ids([100]), ids([-1]))
 
 
 def test_tables_that_do_not_fit(made: Callable[[str], Prepared], tmp_path: Path) -> None:

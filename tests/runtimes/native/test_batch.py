@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output, Pass
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, Attention
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
+from edgespec.runtimes.slots.native_batch import BatchSlot, NativeBatch
 from edgespec.runtimes.slots.shared import Model, own_pages
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written, use_operators
@@ -34,30 +34,34 @@ def model(written: Callable[..., Written], request: pytest.FixtureRequest) -> Mo
     return Model(made.folder, made.part, made.main, 2, ATTENTION[form])
 
 
+Item = tuple[BatchSlot, Pass]
+
+
 def text(model: Model, count: int, seed: int) -> list[int]:
     tokens: list[int] = np.random.default_rng(seed).integers(2, model.facts.vocab, count).tolist()
     return tokens
 
 
-def random_pass(slot: BatchSlot, tokens: list[int], tree: bool, rng: np.random.Generator) -> BatchPass:
+def random_pass(slot: BatchSlot, tokens: list[int], tree: bool, rng: np.random.Generator) -> Item:
     """Make a pass of ``tokens`` over ``slot``, as a chain or as a random ``tree``."""
     parents = None
     if tree:
         parents = np.array([int(rng.integers(-1 if row == 0 else 0, max(row, 1))) for row in range(len(tokens))])
         parents[0] = -1
-    return BatchPass(slot, np.array(tokens, np.int64), parents)
+    return slot, Pass(np.array(tokens, np.int64), parents)
 
 
-def random_path(item: BatchPass, rng: np.random.Generator) -> list[int]:
-    """Choose rows of ``item`` to keep, each after its parent, the root first."""
+def random_path(wanted: Pass, rng: np.random.Generator) -> list[int]:
+    """Choose rows of a pass to keep, each after its parent, the root first."""
     path = [0]
-    for row in range(1, len(item.tokens)):
-        if (row - 1 if item.parents is None else item.parents[row]) == path[-1] and rng.random() < 0.7:
+    assert wanted.tokens is not None
+    for row in range(1, len(wanted.tokens)):
+        if (row - 1 if wanted.parents is None else wanted.parents[row]) == path[-1] and rng.random() < 0.7:
             path.append(row)
     return path
 
 
-def check_output(output: Pass, expected: Pass, best: bool) -> None:
+def check_output(output: Output, expected: Output, best: bool) -> None:
     """Compare the bits of two passes, with their ``best`` tokens where those were asked for."""
     np.testing.assert_array_equal(output.logits, expected.logits)
     if best:
@@ -77,17 +81,16 @@ def test_chains_and_trees_of_sequences_of_any_length(model: Model, best: bool) -
         for slot in (batch.slots[number], alone[number]):
             slot.prefill(text(model, min(length, model.facts.context - 64), number))
     for turn in range(6):
-        wanted: list[BatchPass] = []
+        wanted: list[Item] = []
         for number in rng.permutation(len(lengths))[: 4 if turn % 2 else 3]:
             tokens = text(model, int(rng.integers(1, 7)), 10 * turn + int(number))
             wanted.append(random_pass(batch.slots[number], tokens, turn % 3 == 2, rng))
-        outputs = batch.forward(wanted, best)
-        for item, output in zip(wanted, outputs, strict=True):
-            slot = alone[item.slot.number]
-            expected = slot.forward(item.tokens, item.parents, best)
-            check_output(output, expected, best)
-            path = random_path(item, rng)
-            for at in (slot, item.slot):
+        outputs = batch.run([(slot, each._replace(top=int(best))) for slot, each in wanted])
+        for (own, each), output in zip(wanted, outputs, strict=True):
+            slot = alone[own.number]
+            check_output(output, slot.run(each._replace(top=int(best))), best)
+            path = random_path(each, rng)
+            for at in (slot, own):
                 at.keep(path)
     for number, slot in enumerate(alone):
         mine = batch.slots[number].snapshot()
@@ -118,7 +121,7 @@ def test_growth_keeps_what_every_slot_holds(model: Model, at_once: bool, monkeyp
     for number in (0, 2):
         for name, values in batch.slots[number].snapshot().items():
             np.testing.assert_array_equal(values, before[number][name])
-    outputs = batch.forward([BatchPass(slot, np.array([5], np.int64)) for slot in batch.slots])
+    outputs = batch.run([(slot, Pass(np.array([5], np.int64))) for slot in batch.slots])
     for slot, output in zip(batch.slots, outputs, strict=True):
         other = open_slot(model)
         other.prefill(slot.tokens)
@@ -134,7 +137,7 @@ def test_a_slot_still_works_alone(model: Model) -> None:
         at.prefill(tokens)
         at.forward(tree, parents)
         at.keep([0, 2, 3])  # moves rows, which the next pass carries out
-    (output,) = batch.forward([BatchPass(slot, tree[:1])])
+    (output,) = batch.run([(slot, Pass(tree[:1]))])
     np.testing.assert_array_equal(output.logits, other.forward(tree[:1]).logits)
 
 
@@ -143,10 +146,10 @@ def test_what_a_batch_refuses(model: Model) -> None:
     row = np.array([5], np.int64)
     first, second = batch.slots
     with pytest.raises(InvalidRequest, match="at most one pass of each slot"):
-        batch.forward([BatchPass(first, row), BatchPass(first, row)])
+        batch.run([(first, Pass(row)), (first, Pass(row))])
     with pytest.raises(InvalidRequest, match="of this batch"):
-        batch.forward([BatchPass(first, row), BatchPass(other.slots[0], row)])
+        batch.run([(first, Pass(row)), (other.slots[0], Pass(row))])
     with pytest.raises(InvalidRequest, match="rows in a pass"):
-        batch.forward([BatchPass(first, np.zeros(LONGEST_PASS, np.int64)), BatchPass(second, row)])
+        batch.run([(first, Pass(np.zeros(LONGEST_PASS, np.int64))), (second, Pass(row))])
     with pytest.raises(InvalidRequest, match="at least one slot"):
         NativeBatch(model, 0)

@@ -24,6 +24,7 @@ from edgespec.runtimes.slots.shared import Model
 from tests.conftest import PROMPTS, TARGET, Written
 from tests.support.c_interface import F16, F32, INT8, LAST_ROWS, NODE, OUTPUTS, Native, NativeNode, found
 from tests.support.native_graph import program_text, with_program
+from tests.support.passes import run_heads, states
 from tests.support.planned import PLANS, with_heads
 from tests.support.required import need
 from tests.support.selftest import NATIVE, OPERATOR, PLAIN, compiled, host_compiler, host_isas, linked
@@ -44,12 +45,11 @@ def graph(made: Written) -> Path:
 def test_passes_are_those_of_a_slot(writer: Callable[..., Written], name: str, form: str) -> None:
     made = writer("native", name, form)
     slot = made.slot("native")
-    slot.keep_hidden = True
     slot.prefill(TEXT[:150])
     with Native(graph(made), threads=2) as native:
         native.prefill(TEXT[:150])
         for _ in range(3):
-            theirs = slot.forward(np.array(TREE), np.array(PARENTS))
+            theirs = states(slot, np.array(TREE), np.array(PARENTS))
             ours = native.forward(TREE, PARENTS, hidden=1)
             np.testing.assert_array_equal(ours.logits, theirs.logits)
             np.testing.assert_array_equal(ours.hidden, theirs.hidden)
@@ -116,7 +116,7 @@ def test_heads_and_parts(tmp_path: Path) -> None:
         hidden = native.forward(TREE, hidden=1).hidden
         assert hidden is not None
         for number, group in enumerate(made.part.heads):
-            theirs = slot.forward_heads(group.name, hidden).logits
+            theirs = run_heads(slot, group.name, hidden).logits
             assert theirs is not None
             np.testing.assert_array_equal(native.heads(number, hidden).logits, theirs.reshape(-1, theirs.shape[-1]))
         native.keep([0, 1])  # heads leave the rows of the pass as they were
@@ -317,10 +317,9 @@ def test_passes_of_the_node_are_those_of_onnx_runtime(writer: Callable[..., Writ
     made = writer("native", name, form)
     slot = made.slot("native")
     assert isinstance(slot, NativeSlot)
-    slot.keep_hidden = True
     slot.prefill(TEXT[:140])
     kv = slot._bound["kv"].array.copy()
-    theirs = slot.forward(np.array(TREE), np.array(PARENTS))
+    theirs = states(slot, np.array(TREE), np.array(PARENTS))
     inputs = given(slot) | {"kv": kv}
     outputs = {name: np.full_like(slot._bound[name].array, 7) for name in OUTPUTS}
     node = NativeNode(graph(made), threads=2)

@@ -14,15 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from edgespec.decoding.target import Pass
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.session_file import fill
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch, shared_bytes
+from edgespec.runtimes.slots.native_batch import BatchSlot, NativeBatch, shared_bytes
 from edgespec.runtimes.slots.shared import Model
 from tests.conftest import Written
 from tests.support.coded import Prepared, prepare
+from tests.support.passes import run_draft
 
 WIDTH, WIDE = 4, 16  # slots
 CODED = {
@@ -107,21 +109,21 @@ class Pair:
     def rounds(self, seed: int, count: int) -> None:
         """All slots in one pass, chains and trees, of which random paths are kept; drafts before it."""
         random = np.random.default_rng(seed)
-        wanted: list[BatchPass] = []
+        wanted: list[tuple[BatchSlot, Pass]] = []
         for slot, alone in zip(self.batch.slots, self.alone, strict=True):
             rows = random.integers(2, self.vocab, count)
             tree = np.array([-1, *(int(random.integers(0, row)) for row in range(1, count))])
-            np.testing.assert_array_equal(slot.forward_draft(rows[:1]).logits, alone.forward_draft(rows[:1]).logits)
-            wanted.append(BatchPass(slot, rows, tree if random.random() < 0.5 else None))
-        outputs = self.batch.forward(wanted)
-        for item, output in zip(wanted, outputs, strict=True):
-            alone, path = self.alone[item.slot.number], [0]
-            np.testing.assert_array_equal(output.logits, alone.forward(item.tokens, item.parents).logits)
+            np.testing.assert_array_equal(run_draft(slot, rows[:1]).logits, run_draft(alone, rows[:1]).logits)
+            wanted.append((slot, Pass(rows, tree if random.random() < 0.5 else None)))
+        outputs = self.batch.run(wanted)
+        for (slot, each), output in zip(wanted, outputs, strict=True):
+            alone, path = self.alone[slot.number], [0]
+            np.testing.assert_array_equal(output.logits, alone.run(each).logits)
             for row in range(1, count):
-                parent = row - 1 if item.parents is None else item.parents[row]
+                parent = row - 1 if each.parents is None else each.parents[row]
                 if parent == path[-1] and random.random() < 0.7:
                     path.append(row)
-            item.slot.keep(path)
+            slot.keep(path)
             alone.keep(path)
 
     def crop(self, at: int, count: int) -> None:
@@ -254,7 +256,7 @@ def test_many_texts_with_one_beginning_take_its_memory_once(
         slot.begin_like(first, most // KV_BLOCK * KV_BLOCK)
     assert resident(pool._bytes) <= once + pages
     assert batch.kv_bytes == len(first._numbers) * pool.block_bytes
-    batch.forward([BatchPass(slot, np.array([5])) for slot in batch.slots])
+    batch.run([(slot, Pass(np.array([5]))) for slot in batch.slots])
     assert batch.kv_bytes == (len(first._numbers) + WIDE - 1) * pool.block_bytes
     assert resident(pool._bytes) <= batch.kv_bytes + pages
     for slot in list(batch.slots):

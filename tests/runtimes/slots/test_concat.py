@@ -28,6 +28,7 @@ from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Reference
 from tests.support import hf
 from tests.support.foreign import write_export
+from tests.support.passes import run_draft, run_hypotheses
 from tests.support.slots import disturb, one_by_one
 
 NAME = "llama_tied_gqa"
@@ -148,9 +149,9 @@ def test_any_history_equals_a_fresh_slot(
             slot.forward(tokens)
             slot.keep(range(int(random.integers(count + 1))))
         elif kind == "draft":
-            slot.forward_draft(tokens)
+            run_draft(slot, tokens)
         elif kind == "masked":
-            slot.forward_hypotheses(tokens, np.full(count, len(slot.tokens) // 2), np.full(count, -1))
+            run_hypotheses(slot, tokens, np.full(count, len(slot.tokens) // 2), np.full(count, -1))
         else:
             slot.follow(slot.tokens[: int(random.integers(len(slot.tokens) + 1))])
     fresh = opened("fp32", graph)
@@ -167,7 +168,7 @@ def test_hypotheses_are_passes_after_beginnings_of_the_text(opened: Opened) -> N
     before = slot.snapshot()
     chains, starts = ids(text(9, 3)).reshape(3, 3), ids([8, 50, 20])
     parents = np.tile([-1, 0, 1], 3) + np.where(np.tile([0, 1, 1], 3), np.repeat([0, 3, 6], 3), 0)
-    found = slot.forward_hypotheses(chains.ravel(), np.repeat(starts, 3), parents).logits
+    found = run_hypotheses(slot, chains.ravel(), np.repeat(starts, 3), parents).logits
     assert slot.tokens == tokens
     for name, values in slot.snapshot().items():
         np.testing.assert_array_equal(values, before[name])
@@ -206,10 +207,10 @@ def test_growth_keeps_what_is_there_and_ends_at_the_context(opened: Opened) -> N
         lambda slot: slot.forward(ids([5, 6, 7]), ids([-1, 0, 0])),
         lambda slot: slot.keep([1]),
         lambda slot: slot.keep([0, 1, 2]),
-        lambda slot: slot.forward_draft(ids([5]), 1),
-        lambda slot: slot.forward_draft(ids([5]), 0, SkipSet((0,), ())),
-        lambda slot: slot.forward_hypotheses(ids([5, 6, 7]), ids([2, 2, 2]), ids([-1, 0, 0])),
-        lambda slot: slot.forward_hypotheses(ids([5]), ids([2]), ids([-1]), SkipSet((0,), ())),
+        lambda slot: run_draft(slot, ids([5]), 1),
+        lambda slot: run_draft(slot, ids([5]), 0, SkipSet((0,), ())),
+        lambda slot: run_hypotheses(slot, ids([5, 6, 7]), ids([2, 2, 2]), ids([-1, 0, 0])),
+        lambda slot: run_hypotheses(slot, ids([5]), ids([2]), ids([-1]), SkipSet((0,), ())),
     ],
 )
 def test_what_the_graph_cannot_do_is_refused(opened: Opened, wrong: Callable[[Slot], object]) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import BEST, HYPOTHESES, SkipSet
-from edgespec.errors import EdgespecError
+from edgespec.decoding.target import BEST, HYPOTHESES, OPTIONAL, Pass, SkipSet
+from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.optimum.model import OptimumModel
 from edgespec.export.optimum.write import write_foreign
@@ -28,6 +28,7 @@ from tests.conftest import Reference, Written
 from tests.support import hf
 from tests.support.device import HostModel
 from tests.support.foreign import write_export
+from tests.support.passes import run_draft, run_hypotheses, run_layers, run_rest, states
 
 NAME = "llama_tied_gqa"
 ATOL = 1e-4
@@ -40,7 +41,7 @@ CAN: dict[str, set[str]] = {
     "batch": {"tree", "draft", "skip", "hypotheses", "layers", "hidden", "copy"},
     "stock": {"tree", "draft", "skip", "hypotheses", "copy"},  # layers and hidden states in graphs with heads
     "optimum": {"hypotheses", "copy"},
-    "device": {"tree", "draft", "skip"},
+    "device": {"tree", "draft", "skip", "hidden"},
     "guided": {"tree", "layers", "hidden"},
 }
 
@@ -192,13 +193,13 @@ def greedy(slot: Any, text: list[int]) -> None:
 
 def draft(slot: Any, text: list[int]) -> None:
     logits = rows(slot, text[10:14])
-    same(slot.forward_draft(np.array(text[10:13], np.int64)).logits, logits[2:3])
-    same(slot.forward_draft(np.array(text[13:14], np.int64), 3).logits, logits[3:])
+    same(run_draft(slot, np.array(text[10:13], np.int64)).logits, logits[2:3])
+    same(run_draft(slot, np.array(text[13:14], np.int64), 3).logits, logits[3:])
 
 
 def skip(slot: Any, text: list[int]) -> None:
     whole = rows(slot, text[10:11])
-    found = slot.forward_draft(np.array(text[10:11], np.int64), 0, SKIP).logits
+    found = run_draft(slot, np.array(text[10:11], np.int64), 0, SKIP).logits
     assert found.shape == whole.shape
     assert not np.allclose(found, whole, atol=ATOL)
 
@@ -207,9 +208,7 @@ def hypotheses(slot: Any, text: list[int]) -> None:
     expected = np.stack([rows_after(slot, text[:at], text[at]) for at in (4, 7, 10)])
     slot.follow(text[:10])
     slot.prefill(text[len(slot.tokens) : 10])
-    found = slot.forward_hypotheses(
-        np.array([text[4], text[7], text[10]]), np.array([4, 7, 10]), np.array([-1, -1, -1])
-    )
+    found = run_hypotheses(slot, np.array([text[4], text[7], text[10]]), np.array([4, 7, 10]), np.array([-1, -1, -1]))
     same(found.logits, expected)
 
 
@@ -221,20 +220,18 @@ def rows_after(slot: Any, held: list[int], token: int) -> Logits:
 def layers(slot: Any, text: list[int]) -> None:
     logits, tokens = rows(slot, text[10:14]), np.array(text[10:14], np.int64)
     for first in range(slot.layers + 1):
-        hidden = slot.forward_layers(tokens, 0, 0, first)
+        hidden = run_layers(slot, tokens, 0, 0, first)
         assert hidden.shape[0] == 4
-        same(slot.forward_from(tokens, hidden, first).logits, logits)
+        same(run_rest(slot, tokens, hidden, first).logits, logits)
 
 
 def hidden(slot: Any, text: list[int]) -> None:
-    slot.keep_hidden = True
-    try:
-        found = slot.forward(np.array(text[10:14], np.int64))
-        assert found.hidden is not None
-        last = slot.forward_layers(np.array(text[10:14], np.int64), 0, 0, slot.layers) if slot.layers else found.hidden
-        np.testing.assert_allclose(found.hidden.shape, last.shape)
-    finally:
-        slot.keep_hidden = False
+    found = states(slot, np.array(text[10:14], np.int64))
+    assert found.hidden is not None
+    last = np.array(found.hidden)
+    assert len(last) == 4
+    if "layers" in slot.can:
+        same(run_layers(slot, np.array(text[10:14], np.int64), 0, 0, slot.layers), last)
 
 
 CALLS: dict[str, Callable[[Any, list[int]], None]] = {
@@ -262,6 +259,41 @@ def test_a_call_does_what_it_says_or_is_refused_and_changes_nothing(
         with pytest.raises((EdgespecError, AssertionError)):
             CALLS[call](slot, text)
         assert slot.tokens == text[:10]
+    same(rows(slot, text[10:]), expected[10:])
+
+
+# a pass that asks for each field
+FIELDS: dict[str, Any] = {
+    "parents": np.array([-1, 0, 0, 1]),
+    "hidden": True,
+    "aux_hidden": True,
+    "scored": 1,
+    "read": True,
+    "draft": True,
+    "offset": 2,
+    "visible": np.full(4, 3),
+    "inputs": np.zeros((4, 64), np.float32),
+    "fused": True,
+    "layers": (0, 1),
+    "skip": SKIP,
+    "group": "medusa",
+    "block": True,
+}
+
+
+def test_every_field_that_a_slot_lacks_is_refused_by_name(slot: Any, kind: str, text: list[int]) -> None:
+    """In one place, before anything runs."""
+    assert FIELDS.keys() | {"of"} == OPTIONAL.keys()
+    expected = after(slot, text)
+    slot.follow(text[:10])
+    tokens = np.array(text[10:14], np.int64)
+    lacking = [name for name in FIELDS if name not in slot.can]
+    assert lacking
+    for name in [*lacking, "of"]:
+        value = slot if name == "of" else FIELDS[name]
+        with pytest.raises(InvalidRequest, match=OPTIONAL[name]):
+            slot.run(Pass(tokens)._replace(**{name: value}))
+    assert slot.tokens == text[:10]
     same(rows(slot, text[10:]), expected[10:])
 
 

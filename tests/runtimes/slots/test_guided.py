@@ -18,6 +18,7 @@ from edgespec.runtimes.audio.spoken import FrameRule
 from edgespec.runtimes.files.codes import CodesPart, SoundCodes
 from edgespec.runtimes.slots.guided import Guided
 from tests.decoding.test_distribution import DRAFT, DRAFTERS, NEW, PROMPT, TABLE, VOCAB
+from tests.support.passes import run_layers, run_rest
 from tests.support.reference import LayeredFunctionTarget, TableTarget
 from tests.support.toy import emitted, exact, sample_texts
 
@@ -27,7 +28,7 @@ FLAT = np.random.default_rng(9).normal(size=TABLE.shape)  # of the other half, w
 
 def guided(both: bool = False) -> Guided:
     asked, other = TableTarget(TABLE, draft_table=DRAFT), TableTarget(FLAT)
-    joint = (lambda rows, others, above: (asked.forward(rows, above), other.forward(others, above))) if both else None
+    joint = (lambda one, another: (asked.run(one), other.run(another))) if both else None
     return Guided(asked, other, len(PROMPT), INSTEAD, SCALE, joint)
 
 
@@ -80,7 +81,7 @@ def test_a_pass_whose_first_layers_have_run_is_mixed_as_well() -> None:
     target = Guided(asked, TableTarget(FLAT), len(PROMPT), INSTEAD, SCALE)
     target.prefill(PROMPT[:-1])
     rows = np.array([PROMPT[-1], 2], np.int64)
-    found = target.forward_from(rows, target.forward_layers(rows, 0, 0, 2), 2).logits
+    found = run_rest(target, rows, run_layers(target, rows, 0, 0, 2), 2).logits
     wanted = [mixed(tuple(PROMPT)), mixed((*PROMPT, 2))]
     np.testing.assert_allclose(found, wanted, atol=1e-5)
     target.keep([0, 1])

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import BEST, Heads
+from edgespec.decoding.target import BEST, Output
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.slot import Slot
+from tests.support.passes import run_draft, run_heads, run_layers
 from tests.support.planned import COUNT, CUT_SIZE, GROUPS, MEDUSA, Array, Planned, final, text
 from tests.support.slots import assert_same_kv
 
@@ -43,7 +44,7 @@ def by_hand(made: Planned, group: HeadGroup, hidden: Array) -> NDArray[np.float6
 
 
 def all_logits(slot: Slot, group: str, hidden: Array) -> Array:
-    found = slot.forward_heads(group, hidden)
+    found = run_heads(slot, group, hidden)
     assert found.logits is not None
     assert found.best is None
     return found.logits.copy()
@@ -83,8 +84,7 @@ def test_the_best_are_those_of_all_logits(planned: Callable[..., Planned], form:
     hidden[4] = 0  # every logit is the same: where there is no bias the lowest token is the best
     for group in made.written.part.heads:
         logits = all_logits(slot, group.name, hidden)
-        found = slot.forward_heads(group.name, hidden, 3)
-        assert found.logits is None
+        found = run_heads(slot, group.name, hidden, 3)
         assert found.best is not None
         order = np.argsort(-logits, -1, kind="stable")[..., :3]
         tokens = order if made.tokens is None else made.tokens[order]
@@ -98,7 +98,7 @@ def test_the_best_are_those_of_all_logits(planned: Callable[..., Planned], form:
 def test_more_than_a_cut_head_has(planned: Callable[..., Planned]) -> None:
     made = planned("cut")
     slot = made.slot()
-    best = slot.forward_heads("medusa", final(slot, [5])[0], CUT_SIZE + 2).best
+    best = run_heads(slot, "medusa", final(slot, [5])[0], CUT_SIZE + 2).best
     assert best is not None
     assert made.tokens is not None
     assert (best[0][..., CUT_SIZE:] == -1).all()
@@ -118,7 +118,7 @@ def test_a_cut_head_gives_columns_of_the_whole_one(planned: Callable[..., Planne
     hidden, _ = final(slot, text(slot, 19))
     for group in GROUPS:
         columns = all_logits(slot, group.name, hidden)[..., cut.tokens]
-        found = other.forward_heads(group.name, hidden)
+        found = run_heads(other, group.name, hidden)
         same_columns(other, found.logits, columns)
         np.testing.assert_array_equal(found.tokens, cut.tokens)
 
@@ -131,7 +131,7 @@ def test_a_draft_with_a_cut_head_only(planned: Callable[..., Planned], form: For
     logits = slot.forward(tokens).logits.copy()
     assert cut.tokens is not None
     same_columns(draft, draft.forward(tokens).logits, logits[:, cut.tokens])
-    same_columns(draft, draft.forward_draft(tokens).logits[0], logits[-1, cut.tokens])
+    same_columns(draft, run_draft(draft, tokens).logits[0], logits[-1, cut.tokens])
     if BEST in draft.can:
         best = draft.forward(tokens, None, True).best
         assert best is not None
@@ -149,20 +149,20 @@ def test_an_exit_reads_the_stream_of_its_layer(planned: Callable[..., Planned]) 
     made = planned("shared")
     slot = made.slot()
     tokens = text(slot, 9)
-    early = slot.forward_layers(tokens, 0, 0, 1)
+    early = run_layers(slot, tokens, 0, 0, 1)
     np.testing.assert_allclose(all_logits(slot, "exit.1", early), by_hand(made, GROUPS[2], early), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_heads_leave_the_slot_alone(planned: Callable[..., Planned], form: Format) -> None:
-    """Heads of an empty slot, between forward and keep, and after keep; rows kept out of place included."""
+    """Output of an empty slot, between forward and keep, and after keep; rows kept out of place included."""
     made = planned("shared", form)
     slot, quiet = made.slot(), made.slot()
     tokens = text(slot, 60, 2)
     hidden, _ = final(quiet, tokens[:5])
 
-    def heads() -> Heads:
-        return slot.forward_heads("medusa", hidden, 2)
+    def heads() -> Output:
+        return run_heads(slot, "medusa", hidden, 2)
 
     heads()
     assert slot.tokens == []

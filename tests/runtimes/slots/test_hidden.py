@@ -7,11 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.decoding.target import BEST
+from edgespec.decoding.target import BEST, Pass
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from tests.support.coded import Prepared, prepare, random_tokens
+from tests.support.passes import run_draft, run_heads, run_layers, run_rest, states
 from tests.support.planned import NATIVE, Planned, final, text
 from tests.support.slots import assert_same_kv
 
@@ -30,8 +31,8 @@ def test_a_pass_in_two_parts_is_the_pass(planned: Callable[..., Planned], form: 
             one.prefill(tokens[len(one.tokens) : at].tolist())
         for n in range(1, 10):
             rows = tokens[at : at + n]
-            front = slot.forward_layers(rows, 0, 0, first)
-            got = slot.forward_from(rows, front, first).logits.copy()
+            front = run_layers(slot, rows, 0, 0, first)
+            got = run_rest(slot, rows, front, first).logits.copy()
             np.testing.assert_array_equal(got, whole.forward(rows).logits, f"{n} rows, {first} layers first")
             slot.keep(range(n))
             whole.keep(range(n))
@@ -50,16 +51,16 @@ def test_rows_run_one_by_one_resume_together(planned: Callable[..., Planned], fo
     at = 20
     for n in (1, 5, 9, 2, 17):
         rows, early = tokens[at : at + n], 1 + n % 3
-        parts = [slot.forward_layers(rows[i : i + 1], i, 0, early) for i in range(n)]
+        parts = [run_layers(slot, rows[i : i + 1], i, 0, early) for i in range(n)]
         # the first of them goes on to a later layer, which all reach in the end
-        later = slot.forward_layers(parts[0], 0, early, early + 1)
+        later = run_layers(slot, parts[0], 0, early, early + 1)
         hidden = np.concatenate(parts)
-        np.testing.assert_array_equal(slot.forward_layers(hidden, 0, early, early + 1)[:1], later)
+        np.testing.assert_array_equal(run_layers(slot, hidden, 0, early, early + 1)[:1], later)
         expected = whole.forward(rows).logits.copy()
-        got = slot.forward_from(rows, hidden, early).logits.copy()
+        got = run_rest(slot, rows, hidden, early).logits.copy()
         np.testing.assert_array_equal(got, expected)
         if BEST in slot.can:
-            best = slot.forward_from(rows, hidden, early, best=True)
+            best = run_rest(slot, rows, hidden, early, best=True)
             assert best.best is not None
             assert not best.logits.size
             np.testing.assert_array_equal(best.best[0], expected.argmax(1))
@@ -78,11 +79,11 @@ def test_segments_of_layers_one_after_another(planned: Callable[..., Planned], f
     for one in (slot, whole):
         one.prefill(tokens[:9].tolist())
     hidden, logits = final(whole, tokens[9:])
-    stream = slot.forward_layers(tokens[9:], 0, 0, 1)
+    stream = run_layers(slot, tokens[9:], 0, 0, 1)
     for first in range(1, slot.layers):
-        stream = slot.forward_layers(stream, 0, first, first + 1)
+        stream = run_layers(slot, stream, 0, first, first + 1)
     np.testing.assert_array_equal(stream, hidden)
-    np.testing.assert_array_equal(slot.forward_from(tokens[9:], stream, slot.layers).logits, logits)
+    np.testing.assert_array_equal(run_rest(slot, tokens[9:], stream, slot.layers).logits, logits)
     slot.keep(range(21))
     whole.keep(range(21))
     assert_same_kv(slot, whole)
@@ -111,9 +112,9 @@ def test_layers_over_caches_of_any_format(coded: Prepared, name: str) -> None:
         one.prefill(tokens[:300].tolist())
     for at in range(300, 340, 8):
         rows = tokens[at : at + 8]
-        slot.forward_draft(rows[:1])
-        front = np.concatenate([slot.forward_layers(rows[i : i + 1], i, 0, 1) for i in range(8)])
-        got = slot.forward_from(rows, front, 1).logits.copy()
+        run_draft(slot, rows[:1])
+        front = np.concatenate([run_layers(slot, rows[i : i + 1], i, 0, 1) for i in range(8)])
+        got = run_rest(slot, rows, front, 1).logits.copy()
         np.testing.assert_array_equal(got, whole.forward(rows).logits)
         slot.keep(range(8))
         whole.keep(range(8))
@@ -124,16 +125,14 @@ def test_hidden_states_are_kept_only_where_asked_for(planned: Callable[..., Plan
     slot = planned("shared").slot()
     tokens = text(slot, 9)
     assert slot.forward(tokens).hidden is None
-    slot.keep_hidden = True
-    hidden = slot.forward(tokens).hidden
+    hidden = states(slot, tokens).hidden
     assert hidden is not None
     expected = hidden.copy()
     assert expected.shape == (9, slot.model.facts.hidden)
     if BEST in slot.can:
-        np.testing.assert_array_equal(slot.forward(tokens, None, True).hidden, expected)
-    front = slot.forward_layers(tokens, 0, 0, 2)
-    np.testing.assert_array_equal(slot.forward_from(tokens, front, 2).hidden, expected)
-    slot.keep_hidden = False
+        np.testing.assert_array_equal(slot.run(Pass(tokens, top=1, hidden=True)).hidden, expected)
+    front = run_layers(slot, tokens, 0, 0, 2)
+    np.testing.assert_array_equal(run_rest(slot, tokens, front, 2, states=True).hidden, expected)
     assert slot.forward(tokens).hidden is None
     assert BEST not in slot.can or slot.forward(tokens, None, True).hidden is None
 
@@ -144,13 +143,13 @@ def test_layers_that_there_are_not(planned: Callable[..., Planned]) -> None:
     hidden = np.zeros((3, slot.model.facts.hidden), np.float32)
     for first, last in ((-1, 2), (3, 2), (0, slot.layers + 1)):
         with pytest.raises(InvalidRequest, match="expected a range within"):
-            slot.forward_layers(np.zeros(3, np.int64), 0, first, last)
-    with pytest.raises(InvalidRequest, match="expected 0 to"):
-        slot.forward_from(np.zeros(3, np.int64), hidden, slot.layers + 1)
+            run_layers(slot, np.zeros(3, np.int64), 0, first, last)
+    with pytest.raises(InvalidRequest, match="expected a range within"):
+        run_rest(slot, np.zeros(3, np.int64), hidden, slot.layers + 1)
     for wrong in (hidden[:2], hidden[:, 1:]):
         with pytest.raises(InvalidRequest, match=r"expected \[3, 128\]"):
-            slot.forward_from(np.zeros(3, np.int64), wrong, 1)
-    with pytest.raises(InvalidRequest, match=r"expected \[3, 128\]"):
-        slot.forward_layers(np.zeros(3, np.int64), 0, 1, 2)
+            run_rest(slot, np.zeros(3, np.int64), wrong, 1)
+    with pytest.raises(InvalidRequest, match="expected the hidden states before them"):
+        run_layers(slot, np.zeros(3, np.int64), 0, 1, 2)
     with pytest.raises(InvalidRequest, match="no heads 'none'; it has: blockwise, medusa"):
-        slot.forward_heads("none", hidden)
+        run_heads(slot, "none", hidden)

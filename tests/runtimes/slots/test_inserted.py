@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.decoding.target import Pass
 from edgespec.engine.engine import Engine
 from edgespec.engine.images import Placed
 from edgespec.engine.loading import load
@@ -18,9 +19,10 @@ from edgespec.export.pipeline import export_model
 from edgespec.runtimes.images.image import Image
 from edgespec.runtimes.slots.inserted import Inserted
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from tests.support import sight
 from tests.support.c_interface import NODE, OUTPUTS, Native, NativeNode
+from tests.support.passes import run_hypotheses, states
 
 pytestmark = pytest.mark.usefixtures("native")
 KINDS = ["idefics3", "gemma3", "qwen3_vl", "qwen3_5"]  # plain; seen both ways; added after layers; with states
@@ -86,7 +88,7 @@ def test_rows_have_the_same_bits_in_whatever_pieces_they_are_read(cases: Callabl
             np.testing.assert_array_equal(case.tail(slot), kept)
     second = case.tokens.index(case.images[1].first)
     lengths = np.array([3, second, n])  # beginnings, each of which a token continues
-    rows = slot.forward_hypotheses(np.arange(3), lengths, np.full(3, -1)).logits.copy()
+    rows = run_hypotheses(slot, np.arange(3), lengths, np.full(3, -1)).logits.copy()
     for token, length in enumerate(lengths):
         np.testing.assert_array_equal(rows[token], case.slot(length).forward(np.array([token])).logits[0])
     tree = slot.forward(np.array([case.tokens[n], 1, case.tokens[n + 1]]), np.array([-1, 0, 0])).logits
@@ -96,7 +98,7 @@ def test_rows_have_the_same_bits_in_whatever_pieces_they_are_read(cases: Callabl
     batch = NativeBatch(case.engine.model, 2)
     for one in batch.slots:
         one.prefill(case.tokens[:n])
-    for output in batch.forward([BatchPass(one, np.array(case.tokens[-TAIL:])) for one in batch.slots]):
+    for output in batch.run([(one, Pass(np.array(case.tokens[-TAIL:]))) for one in batch.slots]):
         np.testing.assert_array_equal(output.logits, kept)
     batch.close()
 
@@ -117,8 +119,7 @@ def test_the_c_interface_runs_passes_with_rows_of_images(cases: Callable[[str], 
     case = cases("qwen3_vl")
     graph, slot = case.engine.model.folder / case.engine.model.graph.file, case.slot(len(case.tokens) - TAIL)
     slot.crop(at := case.tokens.index(case.images[1].first))
-    slot.keep_hidden = True
-    theirs = slot.forward(np.array(case.tokens[at : at + 5])).logits
+    theirs = states(slot, np.array(case.tokens[at : at + 5])).logits
     own = {name: slot._bound[name].array.copy() for name in (*NODE, *OUTPUTS) if name in slot._bound}
     node = NativeNode(graph)
     node.run(own, own)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.target import SkipSet
+from edgespec.decoding.target import Ids, Pass, Rows, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.export.architectures.seq2seq import EncoderDecoder
 from edgespec.export.bundle.model import write_model
@@ -19,11 +19,11 @@ from edgespec.runtimes.files.formats import Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.slots.encoder import Encoder, Memories
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Ids, Rows
 from tests.support import seq2seq
 from tests.support.c_interface import NODE, OUTPUTS, NativeNode
+from tests.support.passes import run_draft, run_hypotheses
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -105,18 +105,18 @@ def test_a_row_has_the_same_bits_in_every_pass(made: Callable[..., Made], form: 
     np.testing.assert_array_equal(found[path], expected[2][20:23])
     slot.keep(path)
     np.testing.assert_array_equal(slot_rows(slot, text[23:]), expected[2][23:])
-    guesses = slot.forward_hypotheses(np.array([text[30], text[10]]), np.array([30, 10]), np.array([-1, -1])).logits
+    guesses = run_hypotheses(slot, np.array([text[30], text[10]]), np.array([30, 10]), np.array([-1, -1])).logits
     np.testing.assert_array_equal(guesses, expected[2][[30, 10]])
     slot.crop(30)
-    np.testing.assert_array_equal(slot.forward_draft(text[30:31]).logits, expected[2][30:31])
-    assert not np.array_equal(slot.forward_draft(text[30:31], skip=SkipSet((1,), ())).logits, expected[2][30:31])
+    np.testing.assert_array_equal(run_draft(slot, text[30:31]).logits, expected[2][30:31])
+    assert not np.array_equal(run_draft(slot, text[30:31], skip=SkipSet((1,), ())).logits, expected[2][30:31])
     # rows of several memories in one pass
     batch = NativeBatch(one.decoder, 3)
     for number, (each, own) in enumerate(zip(batch.slots, rows, strict=True)):
         each.attend(memories.fill(own, b"%d" % number))
         each.prefill(text[: 5 * number].tolist())
-    wanted = [BatchPass(each, text[5 * number : 20 + number]) for number, each in enumerate(batch.slots)]
-    for number, output in enumerate(batch.forward(wanted)):
+    wanted = [(each, Pass(text[5 * number : 20 + number])) for number, each in enumerate(batch.slots)]
+    for number, output in enumerate(batch.run(wanted)):
         np.testing.assert_array_equal(output.logits, expected[number][5 * number : 20 + number])
 
 

@@ -18,6 +18,7 @@ from edgespec.runtimes.slots.pairs import VARIABLE
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written
+from tests.support.passes import run_draft, run_heads, run_hypotheses, run_layers, run_rest
 from tests.support.planned import Planned, final, text
 from tests.support.slots import STOCK
 from tests.support.watched import watch
@@ -142,27 +143,27 @@ def test_heads_and_layers_have_no_lone_row(
     tokens = text(slot, 24)
     hidden, _ = final(slot, tokens)
     for group in made.written.part.heads:
-        whole = slot.forward_heads(group.name, hidden).logits
+        whole = run_heads(slot, group.name, hidden).logits
         assert whole is not None
         whole = whole.copy()
         for row in (0, 7):
-            lone = slot.forward_heads(group.name, hidden[row : row + 1]).logits
+            lone = run_heads(slot, group.name, hidden[row : row + 1]).logits
             assert lone is not None
             np.testing.assert_array_equal(lone, whole[:, row : row + 1])
     slot.follow([])
     slot.prefill(tokens[:9].tolist())
     slot.prefill(tokens[9:10].tolist())  # a prefill's last piece
     rows = tokens[10:13]
-    early = slot.forward_layers(rows, 0, 0, 2).copy()
-    np.testing.assert_array_equal(slot.forward_layers(rows[:1], 0, 0, 2), early[:1])
-    resumed = slot.forward_from(rows, early, 2).logits.copy()
-    np.testing.assert_array_equal(slot.forward_from(rows[:1], early[:1], 2).logits, resumed[:1])
+    early = run_layers(slot, rows, 0, 0, 2).copy()
+    np.testing.assert_array_equal(run_layers(slot, rows[:1], 0, 0, 2), early[:1])
+    resumed = run_rest(slot, rows, early, 2).logits.copy()
+    np.testing.assert_array_equal(run_rest(slot, rows[:1], early[:1], 2).logits, resumed[:1])
     np.testing.assert_array_equal(slot.forward(rows).logits, resumed)
     np.testing.assert_array_equal(slot.forward(rows[:1], np.array([-1])).logits, resumed[:1])
-    np.testing.assert_array_equal(slot.forward_draft(rows).logits, resumed[-1:])
-    np.testing.assert_array_equal(slot.forward_draft(rows[:1]).logits, resumed[:1])
+    np.testing.assert_array_equal(run_draft(slot, rows).logits, resumed[-1:])
+    np.testing.assert_array_equal(run_draft(slot, rows[:1]).logits, resumed[:1])
     np.testing.assert_array_equal(slot.embed(rows[:1]), slot.embed(rows)[:1])
-    scored = slot.forward_hypotheses(rows[:1], np.array([10]), np.array([-1])).logits
+    scored = run_hypotheses(slot, rows[:1], np.array([10]), np.array([-1])).logits
     np.testing.assert_array_equal(scored, resumed[:1])
     assert watched.alone() == []
 

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import SkipSet
+from edgespec.decoding.target import Pass, SkipSet
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written
 from tests.support.native_graph import Node, Rows, Weights, levels
+from tests.support.passes import run_draft, run_hypotheses
 from tests.support.slots import ids, text
 
 Write = Callable[..., Written]
@@ -64,7 +65,7 @@ def test_a_bundle_with_one_plane_runs_as_it_did(tmp_path: Path) -> None:
     tokens = np.arange(3, 3 + len(expected), dtype=np.int64) % part.facts.vocab
     np.testing.assert_array_equal(slot.forward(tokens).logits, expected)
     assert not slot.planes
-    last = slot.forward_draft(tokens, 0, all_high(slot)).logits[0]  # there is nothing to leave out
+    last = run_draft(slot, tokens, 0, all_high(slot)).logits[0]  # there is nothing to leave out
     np.testing.assert_array_equal(last, expected[-1])
 
 
@@ -172,7 +173,7 @@ def test_a_draft_reads_what_it_is_told(written: Write, name: str) -> None:
     last = slot.layers - 1
     sets = [SkipSet(high_attention=(0,)), SkipSet(high_mlp=(last,)), SkipSet(high_head=True), all_high(slot),
             SkipSet((1,), (), (0,), (0, last)), SkipSet()]  # fmt: skip
-    found = [slot.forward_draft(ids(tokens[20:]), 0, skip).logits[0].copy() for skip in sets]
+    found = [run_draft(slot, ids(tokens[20:]), 0, skip).logits[0].copy() for skip in sets]
     for at, one in enumerate(found):
         assert all((one != other).any() for other in found[:at]), sets[at]
         assert np.corrcoef(one, full[-1])[0, 1] > 0.7
@@ -188,7 +189,7 @@ def test_a_skip_set_of_high_planes_is_the_high_precision(written: Write) -> None
     assert isinstance(one, NativeSlot)
     assert not other.planes
     one._plain[one._at.embedding_plane] = False
-    drafts = [one.forward_draft(ids(tokens[at : at + 1]), at, all_high(one)).logits[0].copy() for at in range(12)]
+    drafts = [run_draft(one, ids(tokens[at : at + 1]), at, all_high(one)).logits[0].copy() for at in range(12)]
     np.testing.assert_array_equal(drafts, other.forward(ids(tokens)).logits)
 
 
@@ -202,20 +203,16 @@ def test_a_cut_head_gives_the_first_columns(written: Write, name: str, rows: int
     slot.prefill(tokens[:20])
     full = slot.forward(ids(tokens[20:])).logits.copy()
     cut = replace(all_high(slot), head_rows=rows)
-    whole = slot.forward_draft(ids(tokens[20:]), 0, all_high(slot)).logits.copy()
-    np.testing.assert_array_equal(slot.forward_draft(ids(tokens[20:]), 0, cut).logits, whole[:, :rows])
+    whole = run_draft(slot, ids(tokens[20:]), 0, all_high(slot)).logits.copy()
+    np.testing.assert_array_equal(run_draft(slot, ids(tokens[20:]), 0, cut).logits, whole[:, :rows])
     visible, parents = np.full(4, 20), np.arange(-1, 3)
-    several = slot.forward_hypotheses(ids(tokens[20:]), visible, parents, all_high(slot)).logits.copy()
+    several = run_hypotheses(slot, ids(tokens[20:]), visible, parents, all_high(slot)).logits.copy()
     np.testing.assert_array_equal(
-        slot.forward_hypotheses(ids(tokens[20:]), visible, parents, cut).logits, several[:, :rows]
+        run_hypotheses(slot, ids(tokens[20:]), visible, parents, cut).logits, several[:, :rows]
     )
-    slot._set_gates(cut)
-    with slot._top(1):
-        slot._verify(ids(tokens[20:]), None)
-        best = slot._launch(4, rows=4).best
-    slot._set_gates(None)
+    best = slot.run(Pass(ids(tokens[20:]), top=1, draft=True, skip=cut)).best
     assert best is not None
-    assert (best[0][:, 0] < rows).all()
+    assert (best[0] < rows).all()
     np.testing.assert_array_equal(slot.forward(ids(tokens[20:])).logits, full)
 
 
@@ -225,13 +222,13 @@ def test_slots_of_a_batch_draft_for_themselves(written: Write) -> None:
     batch = NativeBatch(made.model(), 2)
     for slot, length in zip(batch.slots, (11, 20), strict=True):
         slot.prefill(tokens[:length])
-    batch.forward([BatchPass(slot, ids(tokens[len(slot.tokens) : len(slot.tokens) + 2])) for slot in batch.slots])
+    batch.run([(slot, Pass(ids(tokens[len(slot.tokens) : len(slot.tokens) + 2]))) for slot in batch.slots])
     for slot in batch.slots:
         alone.follow(slot.tokens)
         alone.prefill(tokens[len(alone.tokens) : len(slot.tokens)])
         row, skip = ids(tokens[len(slot.tokens) : len(slot.tokens) + 1]), all_high(slot)
-        found = slot.forward_draft(row, 0, skip).logits.copy()
-        np.testing.assert_array_equal(found, alone.forward_draft(row, 0, skip).logits)
+        found = run_draft(slot, row, 0, skip).logits.copy()
+        np.testing.assert_array_equal(found, run_draft(alone, row, 0, skip).logits)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe_plain", "lfm2_conv", "qwen3_5_delta"])
@@ -243,7 +240,7 @@ def test_experts_and_states(written: Write, name: str) -> None:
     full = slot.forward(ids(tokens[12:13])).logits[0].copy()
     for layer in range(slot.layers):
         for skip in (SkipSet(high_attention=(layer,)), SkipSet(high_mlp=(layer,))):
-            assert (slot.forward_draft(ids(tokens[12:13]), 0, skip).logits[0] != full).any(), skip
+            assert (run_draft(slot, ids(tokens[12:13]), 0, skip).logits[0] != full).any(), skip
     high = high_slot(made)
     single = [slot_row(high, tokens, at) for at in range(12)]
     high.follow([])
@@ -255,7 +252,7 @@ def test_parts_in_int4_are_read_whole(written: Write, tmp_path: Path) -> None:
     slot, tokens = made.slot(), text(made, 6)
     full = slot.forward(ids(tokens)).logits[-1].copy()
     assert not slot.planes
-    np.testing.assert_array_equal(slot.forward_draft(ids(tokens), 0, all_high(slot)).logits[0], full)
+    np.testing.assert_array_equal(run_draft(slot, ids(tokens), 0, all_high(slot)).logits[0], full)
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

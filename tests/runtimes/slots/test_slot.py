@@ -13,6 +13,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
+from tests.support.passes import run_draft, run_hypotheses
 from tests.support.slots import (
     LONGEST,
     MODELS,
@@ -173,9 +174,9 @@ def test_any_history_equals_a_fresh_slot(
             slot.keep([0])
         elif kind == "draft":
             for offset in range(min(count, 4)):
-                slot.forward_draft(tokens[offset : offset + 1], offset, SKIP)
+                run_draft(slot, tokens[offset : offset + 1], offset, SKIP)
         elif kind == "masked":
-            slot.forward_hypotheses(tokens, np.full(count, len(slot.tokens) // 2), np.full(count, -1), SKIP)
+            run_hypotheses(slot, tokens, np.full(count, len(slot.tokens) // 2), np.full(count, -1), SKIP)
         else:
             slot.follow(slot.tokens[: int(random.integers(len(slot.tokens) + 1))])
     fresh = made.slot()

@@ -12,6 +12,7 @@ from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.stock import StockSlot
+from tests.support.passes import run_draft, run_hypotheses
 from tests.support.slots import (
     MODELS,
     SKIP,
@@ -127,7 +128,7 @@ def test_slots_over_one_model_do_not_disturb_each_other(written: Write, form: st
     for step in range(15):
         for number, (slot, tokens) in enumerate(zip(slots, texts, strict=True)):
             at = len(tokens) - 15 + step
-            slot.forward_draft(ids([3]), 0, SKIP)
+            run_draft(slot, ids([3]), 0, SKIP)
             size = 1 + (step + number) % 4
             rows = next_rows(slot, tokens[at : at + size])
             np.testing.assert_array_equal(rows, alone[number][step : step + size][: len(rows)])
@@ -143,7 +144,7 @@ def test_draft_passes_leave_the_committed_cache_alone(written: Write, form: str)
     for at in range(20, 36, 2):
         before = slot.snapshot()
         for offset in range(5):
-            slot.forward_draft(ids([tokens[at] if offset == 0 else 3]), offset, SKIP)
+            run_draft(slot, ids([tokens[at] if offset == 0 else 3]), offset, SKIP)
         assert len(slot.tokens) == at
         for name, values in slot.snapshot().items():
             np.testing.assert_array_equal(values, before[name])
@@ -158,18 +159,18 @@ def test_an_unskipped_draft_pass_says_what_the_model_says(written: Write) -> Non
     tokens, slot = text(made, 10), made.slot()
     slot.prefill(tokens[:5])
     expected = next_rows(slot, tokens[5:])
-    np.testing.assert_allclose(slot.forward_draft(ids(tokens[5:])).logits[0], expected[-1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(run_draft(slot, ids(tokens[5:])).logits[0], expected[-1], rtol=0, atol=1e-5)
     np.testing.assert_allclose(
-        slot.forward_draft(ids(tokens[5:]), 0, SkipSet()).logits[0], expected[-1], rtol=0, atol=1e-5
+        run_draft(slot, ids(tokens[5:]), 0, SkipSet()).logits[0], expected[-1], rtol=0, atol=1e-5
     )
-    assert np.abs(slot.forward_draft(ids(tokens[5:]), 0, SKIP).logits[0] - expected[-1]).max() > 1e-2
+    assert np.abs(run_draft(slot, ids(tokens[5:]), 0, SKIP).logits[0] - expected[-1]).max() > 1e-2
 
 
 @STOCK
 def test_a_graph_without_gates_refuses_to_skip(written: Write) -> None:
     slot = written(MODELS[0]).slot("plain")
-    with pytest.raises(InvalidRequest, match=r"no gates(.|\n)*--method self-spec"):
-        slot.forward_draft(ids([3]), 0, SKIP)
+    with pytest.raises(InvalidRequest, match=r"leave layers out(.|\n)*--method self-spec"):
+        run_draft(slot, ids([3]), 0, SKIP)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -179,19 +180,19 @@ def test_hypotheses_equal_forward(written: Write, name: str) -> None:
     slot.prefill(tokens[:20])
     expected = next_rows(slot, tokens[20:])
     chain = np.arange(-1, 9)
-    got = slot.forward_hypotheses(ids(tokens[20:]), np.full(10, 20), chain).logits
+    got = run_hypotheses(slot, ids(tokens[20:]), np.full(10, 20), chain).logits
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
     # two texts in the same pass, hidden from each other, and one that continues only the beginning
     pairs = np.concatenate([np.arange(-1, 4), [-1, *np.arange(5, 9)]])
     seen = np.repeat([20, 12], 5)
-    got = slot.forward_hypotheses(ids([*tokens[20:25], *tokens[12:17]]), seen, pairs).logits.copy()
+    got = run_hypotheses(slot, ids([*tokens[20:25], *tokens[12:17]]), seen, pairs).logits.copy()
     np.testing.assert_allclose(got[:5], expected[:5], rtol=0, atol=1e-5)
     shorter = made.slot()
     shorter.prefill(tokens[:12])
     np.testing.assert_allclose(got[5:], next_rows(shorter, tokens[12:17]), rtol=0, atol=1e-5)
     # with sub-layers left out
-    skipped = slot.forward_hypotheses(ids(tokens[20:]), np.full(10, 20), chain, SKIP).logits[9:].copy()
-    np.testing.assert_allclose(skipped, slot.forward_draft(ids(tokens[20:]), 0, SKIP).logits, rtol=0, atol=1e-5)
+    skipped = run_hypotheses(slot, ids(tokens[20:]), np.full(10, 20), chain, SKIP).logits[9:].copy()
+    np.testing.assert_allclose(skipped, run_draft(slot, ids(tokens[20:]), 0, SKIP).logits, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(next_rows(slot, tokens[20:]), expected)
 
 

@@ -11,14 +11,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.decoding.target import SkipSet
+from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS, Format
 from edgespec.runtimes.files.kv import state_bytes
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from tests.conftest import Written
+from tests.support.passes import run_draft, run_hypotheses
 
 Write = Callable[..., Written]
 pytestmark = pytest.mark.usefixtures("native")
@@ -91,7 +92,7 @@ def rounds(
         tokens = random.integers(0, vocab, n)
         if random.random() < 0.3:  # a draft of the model's own, which is forgotten
             for at in range(int(random.integers(1, 4))):
-                guessing.forward_draft(random.integers(0, vocab, 1), at, SKIP)
+                run_draft(guessing, random.integers(0, vocab, 1), at, SKIP)
         chain = not trees or random.random() < 0.3
         parents = np.arange(-1, n - 1) if chain else np.array([int(random.integers(-1, row)) for row in range(n)])
         logits = guessing.forward(tokens, None if chain else parents).logits.copy()
@@ -153,13 +154,13 @@ def test_hypotheses_near_and_far(writer: Write, skip: SkipSet | None) -> None:
         seen = np.repeat(starts, 3)
         tokens = (seen * 7 + np.arange(len(seen))) % slot.vocab_size
         parents = np.where(np.arange(len(seen)) % 3 > 0, np.arange(len(seen)) - 1, -1)
-        found = slot.forward_hypotheses(tokens, seen, parents, skip).logits.copy()
+        found = run_hypotheses(slot, tokens, seen, parents, skip).logits.copy()
         assert slot.tokens == text.tolist()
         for at, start in enumerate(starts):
             other.follow([])
             other.prefill(text[:start].tolist())
             for row in range(3 * at, 3 * at + 3):
-                expected = other.forward_draft(tokens[row : row + 1], row - 3 * at, skip).logits
+                expected = run_draft(other, tokens[row : row + 1], row - 3 * at, skip).logits
                 np.testing.assert_allclose(found[row], expected[0], rtol=0, atol=1e-4)
 
 
@@ -207,10 +208,8 @@ def test_slots_of_a_batch_have_states_of_their_own(writer: Write) -> None:
     for _ in range(40):
         pieces = [random.integers(0, model.facts.vocab, int(random.integers(1, 6))) for _ in alone]
         parents = [np.array([int(random.integers(-1, row)) for row in range(len(piece))]) for piece in pieces]
-        passes = [BatchPass(*one) for one in zip(batch.slots, pieces, parents, strict=True)]
-        for found, slot, own, piece, tree in zip(
-            batch.forward(passes), batch.slots, alone, pieces, parents, strict=True
-        ):
+        passes = [(slot, Pass(tokens, above)) for slot, tokens, above in zip(batch.slots, pieces, parents, strict=True)]
+        for found, slot, own, piece, tree in zip(batch.run(passes), batch.slots, alone, pieces, parents, strict=True):
             np.testing.assert_array_equal(found.logits, own.forward(piece, tree).logits)
             path = path_of(tree, int(random.integers(0, len(piece))))
             slot.keep(path)

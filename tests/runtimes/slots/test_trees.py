@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Output, Pass
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.source.source import resolve
@@ -17,13 +17,14 @@ from edgespec.runtimes.files.formats import FORMATS, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from edgespec.runtimes.slots.native_batch import NativeBatch
 from tests.conftest import TARGET, Written
 from tests.lossless.test_architectures import CASES
 from tests.support import hf
 from tests.support.any_drafter import Pair
 from tests.support.coded import Prepared, prepare
 from tests.support.eagle import write_random
+from tests.support.passes import absorb, run_inputs
 from tests.support.slots import MODELS, depth_first, path_to, random_tree
 
 Write = Callable[..., Written]
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("native")
 DEPTHS = (0, 1, 29, 63, 121, 126, 128, 200)
 
 
-def numbers(output: Pass, row: int) -> list[NDArray[np.float32]]:
+def numbers(output: Output, row: int) -> list[NDArray[np.float32]]:
     """Everything that a pass says of a row."""
     return [array[row].copy() for array in (output.logits, output.hidden, output.aux_hidden) if array is not None]
 
@@ -41,8 +42,10 @@ class Compared:
 
     def __init__(self, trees: NativeSlot, chains: NativeSlot, seed: int = 0) -> None:
         self.trees, self.chains, self.random = trees, chains, np.random.default_rng(seed)
-        for slot in (trees, chains):
-            slot.keep_hidden, slot.keep_aux_hidden = True, bool(slot.model.part.tapped)
+        self.tapped = bool(trees.model.part.tapped)
+
+    def run(self, slot: NativeSlot, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Output:
+        return slot.run(Pass(tokens, parents, hidden=True, aux_hidden=self.tapped))
 
     def words(self, count: int) -> NDArray[np.int64]:
         return self.random.integers(2, self.trees.vocab_size, count)
@@ -51,7 +54,7 @@ class Compared:
         """Run ``tokens`` one by one after ``text``; return what the last one gives."""
         assert self.chains.follow(text) == len(text)
         for token in tokens:
-            found = numbers(self.chains.forward(token[None]), 0)
+            found = numbers(self.run(self.chains, token[None]), 0)
             self.chains.keep([0])
         return found
 
@@ -64,7 +67,7 @@ class Compared:
     def tree(self, parents: Sequence[int]) -> None:
         """Run the tree of ``parents``, compare each row with its path as a chain, and keep a random path."""
         text, tokens = list(self.trees.tokens), self.words(len(parents))
-        output = self.trees.forward(tokens, np.array(parents))
+        output = self.run(self.trees, tokens, np.array(parents))
         found = [numbers(output, row) for row in range(len(parents))]
         self.chains.revocable = True  # states wait where they can be gone back to
         for row in range(len(parents)):
@@ -142,13 +145,13 @@ def test_taps_and_a_drafters_own_cache(tmp_path: Path) -> None:
         given = random.standard_normal((16, rows.shape[1])).astype(np.float32)
         for slot in (own, single):
             slot.follow([])
-            slot.absorb_inputs(rows)
-        output = own.forward_inputs(given, True, parents=np.array(parents))
+            absorb(slot, rows)
+        output = run_inputs(own, given, True, parents=np.array(parents))
         found = [numbers(output, row) for row in range(16)]
         for row in range(16):
             single.follow([0] * depth)
             for one in path_to(parents, row):
-                expected = numbers(single.forward_inputs(given[one : one + 1], True), 0)
+                expected = numbers(run_inputs(single, given[one : one + 1], True), 0)
                 single.keep([0])
             for got, wanted in zip(found[row], expected, strict=True):
                 np.testing.assert_array_equal(got, wanted)
@@ -165,8 +168,10 @@ def test_trees_beside_each_other(writer: Write) -> None:
     for _ in range(12):
         trees = [random_tree(random, int(random.integers(1, 14))) for _ in alone]
         words = [random.integers(2, alone[0].vocab_size, len(tree)) for tree in trees]
-        passes = [BatchPass(slot, *map(np.array, pair)) for slot, *pair in zip(batch.slots, words, trees, strict=True)]
-        outputs = [output.logits.copy() for output in batch.forward(passes)]
+        passes = [
+            (slot, Pass(tokens, np.array(tree))) for slot, tokens, tree in zip(batch.slots, words, trees, strict=True)
+        ]
+        outputs = [output.logits.copy() for output in batch.run(passes)]
         for slot, single, found, tokens, parents in zip(batch.slots, alone, outputs, words, trees, strict=True):
             text = list(single.tokens)
             for row in depth_first(parents):
@@ -184,16 +189,16 @@ def test_trees_beside_each_other(writer: Write) -> None:
 def test_the_probe_notices_a_tree_that_is_no_chain(writer: Write, monkeypatch: pytest.MonkeyPatch, row: int) -> None:
     """Where a row that is read differs in a bit; what a sibling gives does not matter."""
     slot = opened(writer("native", MODELS[0], "int4"), 1)
-    original, seen = slot.forward, []
+    original, seen = slot.run, []
     assert rows_exact(slot)
 
-    def disturbed(tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
-        output = original(tokens, parents)
-        if parents is not None:
-            seen.append(len(tokens))
+    def disturbed(wanted: Pass) -> Output:
+        output = original(wanted)
+        if wanted.parents is not None:
+            seen.append(len(wanted.parents))
             output.logits[row, 0] = np.nextafter(output.logits[row, 0], np.float32(np.inf))
         return output
 
-    monkeypatch.setattr(slot, "forward", disturbed)
+    monkeypatch.setattr(slot, "run", disturbed)
     assert rows_exact(slot) == (row % 2 == 1)
     assert seen == [5]
