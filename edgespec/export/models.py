@@ -123,9 +123,7 @@ def is_gated(methods: Sequence[str]) -> bool:
     return bool(set(needing("layers", "heads", "drafter")) & set(methods))
 
 
-def weight_bytes(
-    target: Mapping[str, int], draft: Mapping[str, int] | None, drafter: int | None
-) -> dict[str, int]:  # fmt: skip
+def weight_bytes(target: Mapping[str, int], draft: Mapping[str, int] | None, drafter: int | None) -> dict[str, int]:
     """Name the bytes of all weight files of a bundle; target and draft: as ``model_bytes`` has them."""
     found, models = {}, {"target": dict(target)} | ({} if draft is None else {"draft": dict(draft)})
     heads = sum(sizes.pop(ADDED, 0) for sizes in models.values())

@@ -148,9 +148,7 @@ def _replaced(operation: Operation, method: str, dropped: tuple[str, ...], **fie
     return replace(operation, method=method, fields=kept | fields)
 
 
-def _of_one_input(
-    operation: Operation, products: Products, *names: str
-) -> tuple[Value, tuple[Linear, ...]] | None:  # fmt: skip
+def _of_one_input(operation: Operation, products: Products, *names: str) -> tuple[Value, tuple[Linear, ...]] | None:
     """Return the input and the matrices of the fields ``names`` that there are; None = not all are its products."""
     given = [products.get(operation.fields[name]) for name in names if name in operation.fields]
     found = [one for one in given if one is not None]
