@@ -34,17 +34,11 @@ S = TypeVar("S")
 
 
 class ServerError(EdgespecError):
-    """A server cannot be asked: it is not there, wants a key, is too busy, or does not speak this API."""
+    """A server cannot be asked: it is not there, wants a key, stays busy, or does not speak this API."""
 
 
-class Unreachable(ServerError):
-    """Nothing comes from a server.
-
-    Attributes:
-        refused: nobody listens there, perhaps not yet.
-    """
-
-    refused = False
+class NotListening(ServerError):
+    """No server listens at an address, perhaps not yet."""
 
 
 class Refused(ServerError):
@@ -157,8 +151,8 @@ class Server:
                 status = self._send("GET", "/v1/models", None)[0]
                 if status not in BUSY:
                     return
-            except Unreachable as error:
-                if not error.refused or time.monotonic() > end:
+            except NotListening:
+                if time.monotonic() > end:
                     raise
             if time.monotonic() > end:
                 return
@@ -236,7 +230,7 @@ class Server:
         if status in LOCKED:
             raise ServerError(f"{where}: {status}, it wants a key: {said}", "give it with --api-key")
         if status in BUSY:
-            raise ServerError(f"{where}: still {status} after {sum(WAITS):.0f} s, too busy: {said}", "try again later")
+            raise ServerError(f"{where}: {status}, still busy after {sum(WAITS):.0f} s: {said}", "try again later")
         if 300 <= status < 400:
             raise ServerError(f"{where}: {status}, it is elsewhere: {said}", "give the URL that it names")
         if content.startswith((b"data:", b"event:", b":")):
@@ -314,9 +308,9 @@ class Http:
             except (OSError, http.client.HTTPException, UnicodeError) as error:
                 connection.close()
                 if not reused or isinstance(error, TimeoutError):
-                    found_none = Unreachable(f"{self.parts.geturl()}: no answer: {first_line(error)}", _hint(error))
-                    found_none.refused = isinstance(error, ConnectionRefusedError)
-                    raise found_none from None
+                    raised = NotListening if isinstance(error, ConnectionRefusedError) else ServerError
+                    said = f"{self.parts.geturl()}: no answer: {first_line(error)}"
+                    raise raised(said, _hint(error)) from None
                 continue
             except BaseException:
                 connection.close()
@@ -377,7 +371,7 @@ def _count(told: Any) -> int | None:
 
 
 def _said(message: dict[str, Any]) -> Any:
-    """Return the text of a chat's answer, thoughts first: engines that tell them apart leave the rest empty."""
+    """Return the text of a chat's answer, thoughts first: engines that separate them may leave the rest empty."""
     thought = message.get("reasoning_content") or message.get("reasoning") or ""
     said = message.get("content")
     return (thought if isinstance(thought, str) else "") + ("" if said is None else said)

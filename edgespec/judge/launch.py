@@ -66,7 +66,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: IO[bytes], waiting: C
     send, start = Http(url, ""), time.monotonic()
     while (waited := time.monotonic() - start) < START_SECONDS:
         if process.poll() is not None:
-            raise ServerError("it ended")  # told by the caller
+            raise ServerError("it ended")  # the caller has the details
         with suppress(ServerError):
             status = send("GET", "/v1/models", None)[0]
             send.close()
