@@ -46,7 +46,7 @@ def _recipe(ctx: click.Context, param: click.Parameter, value: str | None) -> No
     option(
         "--prompts",
         "File with a prompt on each line, or a JSON string on each.  [default: eight built-in ones]",
-        click.Path(exists=True, dir_okay=False, path_type=Path),
+        click.Path(path_type=Path),
     ),
     option("--limit", "Maximum number of prompts.", COUNT, 8),
     option("--max-new-tokens", "Tokens of a greedy text.", COUNT, 48),
@@ -164,6 +164,8 @@ def _prompts(file: Path) -> list[str]:
         lines = file.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{file}: expected text in UTF-8: {error}") from None
+    except OSError as error:
+        raise click.UsageError(f"--prompts {file}: {error.strerror or error}") from None
     for line in filter(str.strip, lines):
         try:
             prompt = json.loads(line)

@@ -24,6 +24,7 @@ PROMPTS = (
     "List three colors:\n1.",
     "The difference between a list and a tuple in Python is",
 )
+WEAK = 0.3  # smallest excess found: tests of less power are noted
 KNOWN = 16  # rows of the judged server that tell how exact its rows are
 WORDS = {
     "identical": "identical",
@@ -258,6 +259,10 @@ def _notes(found: Judgement) -> list[str]:
         notes.append(f"{unknown} differences with an unknown margin: not held against the server")
     if found.noise.stated is None and found.noise.largest * 4 > found.noise.limit:
         notes.append(f"rows of the same text differ by up to {found.noise.largest:.3g} nats")
+    for one in found.sampled:
+        if one.tests and (one.excess is None or one.excess > WEAK):
+            told = "no excess" if one.excess is None else f"an excess of {one.excess:.0%} at least"
+            notes.append(f"temperature {one.temperature:g}: {one.draws} draws find {told}; --seconds gives more")
     if any(one.cut for one in found.sampled):
         notes.append("unlikely tokens are never sampled: the distribution is compared without them")
     return notes + list(dict.fromkeys(note for one in found.sampled for note in one.notes))

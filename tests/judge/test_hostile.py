@@ -324,5 +324,7 @@ def test_what_is_wrong_with_options_is_told_before_anything_is_asked(tmp_path: P
     (tmp_path / "prompts").write_bytes(b"\xff\xfe\x00")
     found = run("http://127.0.0.1:9", "--prompts", str(tmp_path / "prompts"))
     assert (found.exit_code, "UTF-8" in found.output) == (2, True)
+    found = run("http://127.0.0.1:9", "--prompts", str(tmp_path / "none"))
+    assert (found.exit_code, "No such file" in found.output) == (2, True)
     found = run("--command", "serve 'it --port {port}")
     assert (found.exit_code, "not a command" in found.output) == (2, True)

@@ -171,6 +171,7 @@ def test_the_command_prints_a_line_and_writes_json_and_a_page(url: str, tmp_path
     assert body["greedy"][0]["prompts"] == 3
     assert [one["temperature"] for one in body["sampled"]] == [0.6, 1.0]
     assert set(body["sampled"][0]) == SAMPLED
+    assert any("draws find" in note for note in body["notes"])  # 64 texts are few
     assert "<h1" in page.read_text("utf-8")
     with FAULTS["the bonus token off by one"]():
         found = CliRunner().invoke(cli, [*command, "--seconds", "0", "--report", str(page)])
