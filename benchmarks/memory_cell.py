@@ -123,7 +123,6 @@ def sourced(engine: Engine, prompt: list[int], number: int = 0) -> list[int] | S
     if part.source.kind == "text":
         vocab = part.encoder.facts.vocab if part.encoder else part.facts.vocab
         return Source.of(np.roll(zipf_text(vocab, rows), number), prompt)
-    assert engine.encoding is not None
     assert part.encoder is not None
     columns = Model(engine.bundle.path, part.encoder, NATIVE, 1).given["hidden_in"]
     return Source.of(np.random.default_rng(number).standard_normal((rows, columns), np.float32), prompt)

@@ -20,7 +20,8 @@ from benchmarks.common import conditions, ratio, show
 from edgespec.cli.method_settings import apply, read_setting
 from edgespec.cli.prompts import read_prompt_file
 from edgespec.decoding.settings import Settings
-from edgespec.engine.engine import Engine, Prompt
+from edgespec.engine.engine import Engine
+from edgespec.engine.inputs import Prompt
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle

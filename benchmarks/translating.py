@@ -59,7 +59,7 @@ def ours(engine: Engine, start: int, sources: Sources, new: int) -> Runs:
         (one,) = sources()
         engine.generate(Source.of(one, [start]), settings.changed(max_new_tokens=tokens))
 
-    slot = engine.open_slot(prompt=Source.of(sources()[0], [start]))
+    slot = engine.open_slot(given=Source.of(sources()[0], [start]))
     assert BEST in slot.can
     slot.prefill([start] * BEFORE)
 

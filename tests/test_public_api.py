@@ -21,8 +21,8 @@ from edgespec.engine.asynchronous import AsyncStream
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import PUBLIC as PUBLIC_OF_ENGINES
 from edgespec.engine.engine import Engine
-from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
+from edgespec.engine.stream import Stream
 from edgespec.export.options import ExportChanges
 from edgespec.runtimes.options import LoadChanges, LoadOptions
 from edgespec.signatures import described

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
     from edgespec.decoding.stats import Stats
     from edgespec.engine.engine import Engine
-    from edgespec.engine.request import Stream
     from edgespec.engine.result import Result
+    from edgespec.engine.stream import Stream
 
 
 def at_terminal() -> bool:

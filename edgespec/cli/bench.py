@@ -168,7 +168,9 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
         entries.append((engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     engine = entries[0][0]
     # a text about a source ends: tokens after its end are meaningless
-    settings = settings.changed(ignore_eos=settings.ignore_eos and all(one.sources is None for one, _ in entries))
+    settings = settings.changed(
+        ignore_eos=settings.ignore_eos and all(one.inputs.sources is None for one, _ in entries)
+    )
     texts = read_prompts(engine, options["prompts"], options["limit"])
     stopped, watch = Event(), Watch()
     with progress() as told:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from edgespec.engine.engine import Engine
-    from edgespec.engine.request import Stream
     from edgespec.engine.result import Chunk
+    from edgespec.engine.stream import Stream
 
 # characters that a terminal obeys, except ends of lines and tabs, and those that reverse letters
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -10,7 +10,8 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.json_file import parse_json
 
 if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine, Prompt
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.inputs import Prompt
     from edgespec.runtimes.text.chat import Message
 
 HINT = "one prompt a line, or .jsonl with `prompt` or `messages`"

@@ -45,8 +45,8 @@ from edgespec.errors import InvalidRequest
 if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
-    from edgespec.engine.request import Stream
     from edgespec.engine.result import Result
+    from edgespec.engine.stream import Stream
     from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.images.image import Image
 
@@ -181,7 +181,7 @@ def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options
             require_sight(engine, one.kind)
         if options["input"]:
             many = settings.changed(batch=options["batch"])
-            if by_line and engine.sources is not None:
+            if by_line and engine.inputs.sources is not None:
                 write_lines(engine, options["input"], options["output"], many, options["as_json"])
                 return
             answer_file(engine, asked, options["input"], options["output"], many, options["as_json"])
@@ -274,7 +274,7 @@ class _Request:
         """Continue a text; an encoder-decoder reads it and generates another one."""
         engine, settings, images = self.engine, self.settings, self.options["images"]
         self._restored()
-        if engine.sources is not None:
+        if engine.inputs.sources is not None:
             self._translate(text)
             return
         if settings.beams is not None:
@@ -308,7 +308,7 @@ class _Request:
             drain(stream)
         else:
             show(self.engine, stream, self.options["show_drafts"])
-        if self.options["session"] is not None and self.engine.sources is None:
+        if self.options["session"] is not None and self.engine.inputs.sources is None:
             self.engine.save_session(self.options["session"], stream.tokens)
         self._end(stream.result, prompt, shown=True)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mcp import Client
 
     from edgespec.engine.conversation import Conversation
-    from edgespec.engine.request import Stream
+    from edgespec.engine.stream import Stream
     from edgespec.runtimes.text.call_formats import AnswerShape
     from edgespec.runtimes.text.codec import TextCodec
 

@@ -27,7 +27,7 @@ def parts_of(engine: Engine, text: str, settings: Settings) -> list[str]:
     Raises:
         InvalidRequest: a language that the model lacks.
     """
-    source, texts = engine.bundle.manifest.target.source, engine.sources
+    source, texts = engine.bundle.manifest.target.source, engine.inputs.sources
     assert source is not None
     assert texts is not None
     languages = settings.source_language, settings.target_language

@@ -9,8 +9,8 @@ from contextlib import closing, suppress
 from types import TracebackType
 from typing import TypeVar
 
-from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
+from edgespec.engine.stream import Stream
 from edgespec.errors import InvalidRequest
 
 Made = TypeVar("Made")

@@ -15,11 +15,12 @@ from typing import TypeVar, cast
 from edgespec.decoding.loop import PrefillRequest, Round, run_pass
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.target import Pass
-from edgespec.engine.admission import heaviest
-from edgespec.engine.encoding import Source, begun
+from edgespec.engine.input import Input
+from edgespec.engine.inputs import Prompt
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.pool import SessionPool
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
+from edgespec.engine.reservation import heaviest
 from edgespec.engine.result import Chunk, Result
 from edgespec.errors import BudgetError
 from edgespec.runtimes.files.formats import LONGEST_PASS
@@ -37,7 +38,7 @@ class BatchSessions:
     def __init__(self, engine: LoadedBundle, width: int) -> None:
         self.batch = NativeBatch(engine.model, width, context=engine.context)
         self.pool: SessionPool = SessionPool(lambda: engine.new_session(self._free()), width, width, together=True)
-        self._pools = engine.places.pools  # memory of a batch counts like any other
+        self._pools = engine.reservations.pools  # memory of a batch counts like any other
         self._pools.append(self.pool)
 
     def close(self) -> None:
@@ -67,7 +68,7 @@ class Batches:
     def run(
         self,
         engine: LoadedBundle,
-        prompts: Sequence[list[int] | Source],
+        prompts: Sequence[Input],
         settings: Sequence[Settings],
         cancel: threading.Event | None = None,
         on_result: Callable[[int, Result], None] | None = None,
@@ -82,28 +83,27 @@ class Batches:
         width = _width(engine, prompts, settings[0])
         together = engine.operators.kind == "native" and len(prompts) > 1 and not settings[0].guided
         sessions = self._take(engine, width) if together else None
-        running, numbers = RunningBatch(engine, width, own=False, sessions=sessions), dict[Stream, int]()
+        running, numbers = RunningBatch(engine, width, own=False, sessions=sessions), dict[Request, int]()
         results: dict[int, Result] = {}
         waiting = list(range(len(prompts)))[::-1]
         try:
             while len(results) < len(prompts):
                 while waiting and running.room:
                     try:
-                        stream = running.join(prompts[waiting[-1]], settings[waiting[-1]], cancel)
+                        request = running.join(prompts[waiting[-1]], settings[waiting[-1]], cancel)
                     except BudgetError:
-                        if not running.streams:
+                        if not running.requests:
                             raise
                         break  # when one of them has ended there is room
-                    numbers[stream] = waiting.pop()
-                for stream, answer in running.round(wait=True):
+                    numbers[request] = waiting.pop()
+                for request, answer in running.round(wait=True):
                     if isinstance(answer, Exception):
                         raise answer
-                    if stream.ended:
-                        number = numbers.pop(stream)
-                        results[number] = stream.result
-                        stream.close()
+                    if request.ended:
+                        number = numbers.pop(request)
+                        results[number] = request.result
                         if on_result:
-                            on_result(number, stream.result)
+                            on_result(number, request.result)
             return [results[number] for number in range(len(prompts))]
         finally:
             running.close()
@@ -126,9 +126,9 @@ class Batches:
         return idle or BatchSessions(engine, width)
 
 
-def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int] | Source], settings: Settings) -> int:
+def _width(engine: LoadedBundle, prompts: Sequence[Input], settings: Settings) -> int:
     """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
-    longest = max(len(begun(prompt)) for prompt in prompts) + engine.most_new(settings)
+    longest = max(map(len, prompts)) + engine.most_new(settings)
     method, tokens = heaviest(engine.choose_for(settings)), min(engine.context, longest)
     return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
 
@@ -144,7 +144,7 @@ class RunningBatch:
         self, engine: LoadedBundle, width: int, *, own: bool = True, sessions: BatchSessions | None = None
     ) -> None:
         self.width = width
-        self.streams: list[Stream] = []
+        self.requests: list[Request] = []
         self._engine, self._own, self._sessions = engine, own, sessions
         if own and engine.operators.kind == "native" and width > 1:
             self._sessions = BatchSessions(engine, width)
@@ -152,70 +152,70 @@ class RunningBatch:
     @property
     def room(self) -> int:
         """How many more requests may join now."""
-        return self.width - len(self.streams)
+        return self.width - len(self.requests)
 
     def join(
         self,
-        prompt: Sequence[int] | Source,
+        prompt: Prompt,
         settings: Settings,
         cancel: threading.Event | None = None,
         owner: str | None = None,
-    ) -> Stream:
+    ) -> Request:
+        """Make a request, and begin it; see ``Request`` and ``begin``."""
+        return self.begin(Request(self._engine, prompt, settings, cancel, owner))
+
+    def begin(self, request: Request) -> Request:
         """Begin a request, for which there is room; its first tokens come with the next round.
 
-        ``owner``: whose it is; what was computed of the texts of others is not taken up.  Raises as ``Engine.stream``,
-        and a ``BudgetError`` where it does not fit the memory with the others.
+        Raises as ``Engine.stream``, and a ``BudgetError`` where it does not fit the memory with the others.
         """
-        pool = self._sessions.pool if self._sessions else None
-        if self._engine.encoding is not None and not isinstance(prompt, Source):
-            prompt = self._engine.source(prompt, settings)
-        stream = Stream(self._engine.usable, prompt, settings, cancel, sessions=pool, owner=owner)
+        request.begin(self._sessions.pool if self._sessions else None)
         if not self._own:
-            stream.keep_nothing()  # many texts, each read once
-        self.streams.append(stream)
-        return stream
+            request.keep_nothing()  # many texts, each read once
+        self.requests.append(request)
+        return request
 
-    def round(self, wait: bool = False) -> Iterator[tuple[Stream, Answer]]:
+    def round(self, wait: bool = False) -> Iterator[tuple[Request, Answer]]:
         """One round of every request: its text, or the error that ended it, and it alone; it is in the batch no longer.
 
         ``wait``: decode only what all can decode together, when every prompt is read.
         """
-        for stream, got in self._answers(wait):
-            if isinstance(got, Exception) or stream.ended:
+        for request, got in self._answers(wait):
+            if isinstance(got, Exception) or request.ended:
                 if not isinstance(got, Exception):
-                    got = Chunk(got.text + stream.end(), got.round, got.pieces)
-                stream.close()
-                self.streams.remove(stream)
-            yield stream, got
+                    got = Chunk(got.text + request.end(), got.round, got.pieces)
+                request.close()
+                self.requests.remove(request)
+            yield request, got
 
-    def _answers(self, wait: bool) -> list[tuple[Stream, Answer]]:
+    def _answers(self, wait: bool) -> list[tuple[Request, Answer]]:
         """Decode a round of every request that has read its prompt: its text, or the error that it met.
 
         One of those that have not reads a piece of it, whichever has waited longest.
         """
-        reading = sorted((stream for stream in self.streams if stream.reading), key=lambda one: one.read_at)[:1]
-        decoding = [stream for stream in self.streams if not stream.reading]
+        reading = sorted((request for request in self.requests if request.reading), key=lambda one: one.read_at)[:1]
+        decoding = [request for request in self.requests if not request.reading]
         if self._sessions is None:
             turns = reading if wait and reading else reading + decoding
-            took = ((stream, _tried(stream.step)) for stream in turns)
-            return [(stream, got or _NOTHING) for stream, got in took if not isinstance(got, PrefillRequest)]
-        answers: list[tuple[Stream, Answer]] = []
+            took = ((request, _tried(request.step)) for request in turns)
+            return [(request, got or _NOTHING) for request, got in took if not isinstance(got, PrefillRequest)]
+        answers: list[tuple[Request, Answer]] = []
         with self._engine.lock:
-            for stream in reading:
-                asked = _tried(partial(stream.read, len(self.streams)))
+            for request in reading:
+                asked = _tried(partial(request.read, len(self.requests)))
                 if isinstance(asked, Pass):
-                    decoding.append(stream)
+                    decoding.append(request)
                 elif not isinstance(asked, PrefillRequest):
-                    answers.append((stream, asked or _NOTHING))
-            if wait and any(stream.reading and not stream.ended for stream in self.streams):
+                    answers.append((request, asked or _NOTHING))
+            if wait and any(request.reading and not request.ended for request in self.requests):
                 return answers
             return answers + list(_joint(decoding, self._sessions.batch))
 
     def close(self) -> None:
         """End all requests at once."""
-        for stream in self.streams:
-            stream.close()
-        self.streams.clear()
+        for request in self.requests:
+            request.close()
+        self.requests.clear()
         if self._own:
             self._engine.usable.prompts.finish()
             if self._sessions is not None:
@@ -234,19 +234,19 @@ def _tried(step: Callable[[], T]) -> T | Exception:
         return error
 
 
-def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
+def _joint(requests: Sequence[Request], batch: NativeBatch) -> Iterator[tuple[Request, Answer]]:
     """Decode a round of requests whose passes are one."""
-    gathered: list[tuple[Stream, Pass]] = []
-    for stream in streams:
-        asked = _tried(partial(stream.ask, len(streams)))
+    gathered: list[tuple[Request, Pass]] = []
+    for request in requests:
+        asked = _tried(partial(request.ask, len(requests)))
         assert not isinstance(asked, Round)
         if isinstance(asked, Pass):
             if asked.inputs is None:
-                gathered.append((stream, asked))
+                gathered.append((request, asked))
             else:  # the rest of a pass that a drafter began is another one than whole ones
-                yield stream, _tried(partial(_alone, stream, asked))
+                yield request, _tried(partial(_alone, request, asked))
         elif not isinstance(asked, PrefillRequest):
-            yield stream, asked or _NOTHING
+            yield request, asked or _NOTHING
     while gathered:
         rows = taken = 0
         while taken < len(gathered) and rows + _rows(gathered[taken][1]) <= LONGEST_PASS:
@@ -256,28 +256,28 @@ def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stre
         del gathered[: max(taken, 1)]
 
 
-def _alone(stream: Stream, asked: Pass) -> Chunk:
-    return stream.answer(run_pass(stream.target, asked))
+def _alone(request: Request, asked: Pass) -> Chunk:
+    return request.answer(run_pass(request.target, asked))
 
 
-def _together(gathered: Sequence[tuple[Stream, Pass]], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
+def _together(gathered: Sequence[tuple[Request, Pass]], batch: NativeBatch) -> Iterator[tuple[Request, Answer]]:
     """Run passes as one, and hand each its part."""
     if len(gathered) == 1:
-        ((stream, asked),) = gathered
-        yield stream, _tried(partial(_alone, stream, asked))
+        ((request, asked),) = gathered
+        yield request, _tried(partial(_alone, request, asked))
         return
-    passes = [(cast(BatchSlot, stream.target), asked) for stream, asked in gathered]
+    passes = [(cast(BatchSlot, request.target), asked) for request, asked in gathered]
     start = perf_counter()
     try:
         outputs = batch.run(passes)
     except Exception as error:  # the KV state is undefined after a failed pass: fail all
-        yield from ((stream, error) for stream, _ in gathered)
+        yield from ((request, error) for request, _ in gathered)
         return
     ms = 1000 * (perf_counter() - start)
     rows = sum(_rows(asked) for _, asked in gathered)
-    for (stream, asked), output in zip(gathered, outputs, strict=True):
+    for (request, asked), output in zip(gathered, outputs, strict=True):
         output.ms, output.other_rows = ms, rows - _rows(asked)
-        yield stream, _tried(partial(stream.answer, output))
+        yield request, _tried(partial(request.answer, output))
 
 
 def _rows(asked: Pass) -> int:

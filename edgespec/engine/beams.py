@@ -14,7 +14,7 @@ from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
-from edgespec.engine.encoding import Source, begun
+from edgespec.engine.input import Input
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.result import Finish, Result
 from edgespec.engine.rules import ruled, with_length
@@ -27,7 +27,7 @@ NAME = "beams"
 
 
 def search_beams(
-    engine: LoadedBundle, prompt: Sequence[int] | Source, settings: Settings, cancel: threading.Event | None = None
+    engine: LoadedBundle, given: Input, settings: Settings, cancel: threading.Event | None = None
 ) -> Result:
     """Search the likeliest text; ``cancel`` ends the search after the current pass, with the best one so far.
 
@@ -36,7 +36,7 @@ def search_beams(
         InvalidRequest: stock operators, sampling, a grammar, or a prompt that cannot be.
     """
     assert settings.beams is not None
-    options, begin = with_rules(engine, settings.beams), begun(prompt)
+    options = with_rules(engine, settings.beams)
     if engine.operators.kind != "native":
         raise InvalidRequest("beams are searched on native operators, and this model runs on stock ones")
     if not settings.sampling.greedy or settings.grammar is not None or settings.method or settings.guided:
@@ -44,20 +44,20 @@ def search_beams(
             "beams are searched by plain passes, without sampling, grammars and guidance",
             "set temperature 0, and no method",
         )
-    settings = with_length(engine, settings, begin)
-    longest = min(engine.context, len(begin) + engine.most_new(settings))
-    check_prompt(begin, settings.sampling, engine.bundle.manifest.target.facts.vocab, engine.context)
+    settings = with_length(engine, settings, given)
+    longest = min(engine.context, len(given) + engine.most_new(settings))
+    check_prompt(given, settings.sampling, engine.bundle.manifest.target.facts.vocab, engine.context)
     if engine.allowance.width(options.beams, longest, "ar", greedy=False) < options.beams:
         raise BudgetError(f"{options.beams} beams of {longest} tokens do not fit the memory", "search fewer beams")
-    sampling = replace(settings.sampling, prompt=len(begin))
-    sampling = ruled(engine, sampling, replace(settings, max_new_tokens=longest - len(begin)), begin)
-    counted = 1 if isinstance(prompt, Source) else len(begin)
+    sampling = replace(settings.sampling, prompt=len(given))
+    sampling = ruled(engine, sampling, replace(settings, max_new_tokens=longest - len(given)), given)
+    counted = 1 if engine.inputs.sourced else len(given)
     ends = () if settings.ignore_eos else tuple(engine.eos)
-    search, stats = BeamSearch(begin, options, sampling, ends, longest, counted), Stats()
+    search, stats = BeamSearch(given, options, sampling, ends, longest, counted), Stats()
     batch = NativeBatch(engine.model, options.beams, context=engine.context)
     try:
-        with engine.seeing(prompt):
-            _run(engine, search, batch, prompt, stats, cancel)
+        with given:
+            _run(engine, search, batch, given, stats, cancel)
     finally:
         with engine.lock:
             batch.close()
@@ -81,7 +81,7 @@ def _run(
     engine: LoadedBundle,
     search: BeamSearch,
     batch: NativeBatch,
-    prompt: Sequence[int] | Source,
+    given: Input,
     stats: Stats,
     cancel: threading.Event | None,
 ) -> None:
@@ -90,10 +90,8 @@ def _run(
     slots = list(batch.slots)
     with engine.lock:
         engine.require_open()
-        if isinstance(prompt, Source) and engine.encoding is not None:
-            for slot in slots:
-                engine.encoding.attend("target", slot, prompt)
-            stats.source_rows, stats.encode_ms = len(prompt.content), 1000 * (perf_counter() - start)
+        stats.source_rows = len(given.content)
+        stats.encode_ms = sum(engine.inputs.attend({"target": slot}, given) for slot in slots)
         slots[0].prefill(search.begin[:-1])
     stats.prompt_tokens, stats.prefill_ms = len(search.begin), 1000 * (perf_counter() - start)
     while not search.over and not (cancel is not None and cancel.is_set()):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
 
 import numpy as np
 
-from edgespec.engine.images import Images, Placed, Rows
-from edgespec.errors import BundleError, InvalidRequest
+from edgespec.engine.input import MultimodalTokens
+from edgespec.engine.spans import Rows, SpanReader
+from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.codes import CaptionPart
 from edgespec.runtimes.files.text_form import SOURCE_TOKENIZER
@@ -18,15 +16,17 @@ from edgespec.runtimes.slots.inserted import Inserted, InsertedRows
 from edgespec.runtimes.text.codec import TextCodec
 
 
-class Captions(Images):
+class CaptionReader(SpanReader):
     """Reader of captions, as in LlamaGen (https://github.com/FoundationVision/LlamaGen, sample_t2i.py).
 
     A caption's last row stands right before the first code, whatever its length: codes have the same positions.
     """
 
+    kind = "caption"
+    refusal = "this model draws from captions: it reads no images and no recordings"
+
     def __init__(self, bundle: Bundle, threads: int | None, rows: InsertedRows, part: CaptionPart) -> None:
-        self._model, self._bundle, self._threads, self.rows = bundle.part("target"), bundle, threads, rows
-        self._sides, self._lock, self._beside, self.kind = {}, threading.RLock(), None, "caption"
+        super().__init__(bundle, threads, rows)
         file, front = bundle.path / part.nothing, self._model.front
         if len(front) != 2 or not file.is_file() or not (bundle.path / SOURCE_TOKENIZER).is_file():
             raise BundleError(f"{bundle.path}: lacks what reads captions", "export the bundle again")
@@ -36,7 +36,7 @@ class Captions(Images):
             raise BundleError(f"{file}: {4 * len(nothing)} bytes, expected {part.most} equal rows", "export it again")
         self._nothing = nothing.reshape(part.most, -1)  # [most, width]
 
-    def caption(self, text: str, other: str = "") -> tuple[Placed, list[int]]:
+    def caption(self, text: str, other: str = "") -> tuple[MultimodalTokens, list[int]]:
         """Make the rows of a caption -> a prompt of them, which also keeps those of guidance's other half, and these.
 
         ``other``: a caption for that half; empty = none.
@@ -44,35 +44,17 @@ class Captions(Images):
         with self._lock:
             asked, instead = self._read_caption(text)
             instead = self._read_caption(other)[0] if other.strip() else instead
-        return Placed(asked.tokens, [asked, instead]), instead.tokens
+        return MultimodalTokens(asked.tokens, [asked, instead], self.rows), instead.tokens
 
     def _read_caption(self, text: str) -> tuple[Inserted, Inserted]:
         """Make the rows of a caption, and as many of no caption."""
         most, ids = len(self._nothing), self.codec.encode(text.lower().strip())
         read = np.array(ids if len(ids) <= most else [*ids[: most - 1], ids[-1]], np.int64)
         digest = hashlib.sha256(read.tobytes()).digest()
-        asked = self._projected(self._side(0).encode(read), digest)
+        asked = self._projected(self._encoder(0).encode(read), digest)
         return asked, self._projected(self._nothing[-len(read) :], hashlib.sha256(digest).digest())
 
     def _projected(self, rows: Rows, digest: bytes) -> Inserted:
         """Project rows, behind which a text goes on at the position of the first code."""
-        found = self._side(1).encode(rows)
+        found = self._encoder(1).encode(rows)
         return Inserted(digest, found, (len(found),), np.full((2, len(found)), len(self._nothing) - 1))
-
-    def prompt(self, codec: TextCodec, parts: Sequence[Any]) -> NoReturn:
-        """Refuse images and recordings."""
-        raise InvalidRequest("this model draws from captions: it reads no images and no recordings")
-
-    def chat(self, codec: TextCodec, messages: Sequence[Any], tools: Any = None, **how: Any) -> NoReturn:
-        """Refuse captions in conversations as well."""
-        self.prompt(codec, ())
-
-
-def reader_of(
-    bundle: Bundle, threads: int | None, rows: InsertedRows, keep: bool, left: Callable[[], int | None]
-) -> Images | None:
-    """Make the reader of images, recordings or captions; None = a text-only model; for arguments see ``Images``."""
-    draws = bundle.manifest.codes and bundle.manifest.codes.image
-    if bundle.manifest.target.sense is not None:
-        return Images(bundle, threads, rows, keep, left)
-    return Captions(bundle, threads, rows, draws.caption) if draws and draws.caption else None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.decoding.settings import Settings, SettingsChanges
 from edgespec.decoding.target import common_prefix
-from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
+from edgespec.engine.stream import Stream
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.chat import Message
 

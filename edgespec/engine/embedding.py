@@ -19,8 +19,8 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.target import Pass
 from edgespec.drafters.registry import AR
-from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.reservation import reserve
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.runtimes.files.bundle import read_final_norm
 from edgespec.runtimes.files.manifest import FinalNorm, Pooling
@@ -68,12 +68,12 @@ def embed(
         return found
     longest = max(texts, key=len)
     settings = Settings(method=AR, max_new_tokens=1)
-    _, admission, place = admit(engine, engine.choose(AR), longest, settings, None)
+    reserved = reserve(engine, engine.choose(AR), longest, settings)
     session = None
     try:
         with engine.lock:
             session = engine.new_session()
-        session.chunk = admission.chunk
+        session.chunk = reserved.admission.chunk
         slot = session.target
         assert isinstance(slot, NativeSlot)
         for row, text in enumerate(texts):
@@ -82,7 +82,7 @@ def embed(
             found[row] = cut / (np.sqrt(np.square(cut).sum()) or 1)
         return found
     finally:
-        engine.places.leave(place)
+        reserved.release()
         if session is not None and not engine.closed:
             session.close()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.engine.input import Input
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import NATIVE
@@ -24,38 +24,55 @@ KEPT = 1  # memories of earlier sources that are kept: another try need not read
 TIMED = 64  # rows of the placeholder memory for timing
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
-    """Input of one request's encoder, and the first tokens of its decoder."""
+class Source(Input):
+    """The input of an encoder, and the tokens that its decoder begins with, at least one.
 
-    content: NDArray[np.int64] | Rows  # int64 [S] token ids, or float32 [S, columns] rows of features
-    begin: tuple[int, ...]  # tokens, at least one
-    digest: bytes  # of the content
+    Args:
+        content: int64 [S] token ids, or float32 [S, columns] features.
+        begin: the decoder's first tokens.
+        digest: the digest of ``content``.
+    """
+
+    def __init__(self, content: NDArray[np.int64] | Rows, begin: Iterable[int], digest: bytes) -> None:
+        super().__init__(begin)
+        self.content, self.digest = content, digest
+        self.tokens = [] if content.ndim > 1 else content.tolist()
 
     @classmethod
     def of(cls, content: Sequence[int] | NDArray[Any], begin: Sequence[int]) -> Source:
-        """Make a source of token ids or rows of features."""
+        """Make a source of token ids or features."""
         features = isinstance(content, np.ndarray) and content.ndim > 1
         array: NDArray[np.int64] | Rows = (
             np.ascontiguousarray(content, np.float32) if features else np.ascontiguousarray(content, np.int64)
         )
         digest = hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
-        return cls(array, tuple(begin), digest)
+        return cls(array, begin, digest)
 
     @property
-    def tokens(self) -> list[int]:
-        """Token ids; of features there are none."""
-        return [] if self.content.ndim > 1 else [int(token) for token in self.content]
+    def begin(self) -> tuple[int, ...]:
+        """The decoder's first tokens."""
+        return tuple(self)
+
+    def beginning(self, begin: Iterable[int]) -> Source:
+        """Return the same source with other first tokens."""
+        return Source(self.content, begin, self.digest)
+
+    def cache_key(self, owner: str | None) -> str:
+        return f"{owner or ''} {self.digest.hex()}"
 
 
 class Encoding:
-    """Encoders of a bundle, or those of ``share``, opened as they are needed; and the memories of its decoders."""
+    """Encoders of a bundle, opened as they are needed, and the memories of its decoders."""
 
-    def __init__(self, bundle: Bundle, threads: int | None, share: Encoding | None = None) -> None:
+    def __init__(self, bundle: Bundle, threads: int | None, encoders: dict[str, Encoder] | None = None) -> None:
         self._bundle, self._threads = bundle, threads
-        self._encoders: dict[str, Encoder] = share._encoders if share else {}
+        self._encoders = {} if encoders is None else encoders
         self._memories: dict[str, Memories] = {}
         self._rows: dict[str, tuple[bytes, Rows]] = {}  # the last output of each encoder, by digest of its source
+
+    def shared(self) -> Encoding:
+        """Return the same encoders for another decoder, with its own memories."""
+        return Encoding(self._bundle, self._threads, self._encoders)
 
     def check(self, source: Source) -> None:
         """Raise ``InvalidRequest`` for input that no encoder of this bundle reads."""
@@ -76,24 +93,27 @@ class Encoding:
             if source.content.min() < 0 or source.content.max() >= vocab:
                 raise InvalidRequest(f"the source has a token outside the vocabulary of {vocab}", "check the tokenizer")
 
-    def attend(self, name: str, slot: Slot, source: Source | None) -> None:
-        """Let a slot attend over a source; None = over nothing in particular, as where passes are timed.
+    def attend(self, name: str, slot: Slot, given: Input) -> None:
+        """Let a slot attend over what an encoder makes of an input; of one without content, over a placeholder.
 
-        ``name``: of its model, ``target`` or ``draft``.
+        Args:
+            name: of its model, ``target`` or ``draft``.
+            slot: of the decoder.
+            given: the input.
         """
         if not isinstance(slot, NativeSlot) or not slot.attends:
             return
         if name not in self._memories:
             self._memories[name] = Memories(slot.model, MOST)
         memories = self._memories[name]
-        if source is None:
+        if given.digest:
+            found = memories.find(given.digest)
+            slot.attend(found or memories.fill(self._encoded(name, given), given.digest))
+        else:
             slot.attend(memories.stand_in(min(TIMED, memories.longest)))
             memories.shrink(KEPT)
-        else:
-            found = memories.find(source.digest)
-            slot.attend(found or memories.fill(self._encoded(name, source), source.digest))
 
-    def _encoded(self, name: str, source: Source) -> Rows:
+    def _encoded(self, name: str, source: Input) -> Rows:
         """Run the encoder of a model, or return its last output for the same source -> [S, width]."""
         part = self._bundle.part(name)
         if part.source is not None and part.source.shares_encoder:
@@ -122,8 +142,3 @@ class Encoding:
         self._memories.clear()
         self._encoders = {}
         self._rows.clear()
-
-
-def begun(prompt: Sequence[int] | Source) -> list[int]:
-    """First tokens of the decoder: for a decoder-only model, the prompt."""
-    return list(prompt.begin if isinstance(prompt, Source) else prompt)

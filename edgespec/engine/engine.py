@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions, Settings, SettingsChanges
@@ -19,12 +18,13 @@ from edgespec.engine.batch import Batches
 from edgespec.engine.beams import search_beams
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.embedding import embed
-from edgespec.engine.encoding import Source
-from edgespec.engine.images import Placed, has_images, is_parts
+from edgespec.engine.input import Input
+from edgespec.engine.inputs import Prompt
 from edgespec.engine.loaded import LoadedBundle
-from edgespec.engine.request import Stream, check_cancel
+from edgespec.engine.request import Request, check_cancel
 from edgespec.engine.result import Chunk, Result
 from edgespec.engine.saved import restore_session, save_session
+from edgespec.engine.stream import Stream
 from edgespec.engine.transcription import TranscriptionSettings
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from edgespec.runtimes.files.manifest import Pooling
     from edgespec.runtimes.images.image import Image
 
-Prompt = Union[str, Sequence[int], "Sequence[str | Image | Audio]", "NDArray[np.float32]", Source]
 STATS_EVERY = 16  # rounds
 MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Settings whose defaults a model may bring."""
@@ -147,7 +146,8 @@ class Engine(LoadedBundle, metaclass=_Completed):
             raise InvalidRequest(f"stats_every {stats_every}: expected at least one round")
         if settings.beams is not None:
             raise InvalidRequest("a text that beams are searched for is there at the end", "use `generate`")
-        return Stream(self.usable, self.encode(prompt, settings), settings, cancel, on_stats, stats_every)
+        request = Request(self, prompt, settings, cancel, on_stats=on_stats, stats_every=stats_every)
+        return Stream(request)
 
     @takes_settings
     def generate(
@@ -337,19 +337,14 @@ class Engine(LoadedBundle, metaclass=_Completed):
             InvalidRequest: the template refuses the messages, or an image cannot be read.
         """
         how: dict[str, Any] = {"options": options, "generation_prompt": generation_prompt, "nulls": True}
-        how["continue_final"] = continue_final
-        seen = has_images(messages)
-        messages = self.codec.adapted(messages, tools)
-        if not seen:
-            return self.codec.chat(messages, tools, **how)
-        return self.reader().chat(self.codec, messages, tools, **how)
+        return self.inputs.chat(messages, tools, **how, continue_final=continue_final)
 
-    def place(self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None) -> list[int]:
-        """Put rows of images at their placeholder tokens; see ``Images.place``.
+    def place(self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None) -> Input:
+        """Put rows of images at their placeholder tokens; see ``SpanReader.place``.
 
         Any thread may call it during decoding.  The returned prompt is valid as long as the caller keeps it.
         """
-        return self.reader().place(tokens, images, owner)
+        return self.inputs.reader.place(tokens, images, owner)
 
     def conversation(
         self,
@@ -402,9 +397,8 @@ class Engine(LoadedBundle, metaclass=_Completed):
         """
         if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
             raise InvalidRequest(f"embed got {type(texts).__name__}: expected a list of texts")
-        if self.encoding is not None:
-            raise InvalidRequest("this model reads a source and writes a text: it gives no embeddings")
-        return embed(self, [self._tokens(text) for text in texts], pooling, dimensions, cancel)
+        self.inputs.require_decoder("this model reads a source and writes a text: it gives no embeddings")
+        return embed(self, [self.inputs.text(text) for text in texts], pooling, dimensions, cancel)
 
     @takes_transcription
     def transcription(
@@ -546,9 +540,8 @@ class Engine(LoadedBundle, metaclass=_Completed):
             BudgetError, InvalidRequest: same as for ``stream``.
             SessionError: the file cannot be written, or the state is on a device.
         """
-        if self.encoding is not None:
-            raise InvalidRequest("what this model computes belongs to one source: there is no session to save")
-        save_session(self.usable, Path(file), self._tokens(prompt), messages)
+        self.inputs.require_decoder("what this model computes belongs to one source: there is no session to save")
+        save_session(self.usable, Path(file), self.inputs.text(prompt), messages)
 
     def restore_session(self, file: str | os.PathLike[str]) -> list[Message]:
         """Restore a session file; a request whose prompt starts with its text does not compute that part.
@@ -592,64 +585,17 @@ class Engine(LoadedBundle, metaclass=_Completed):
             self._batches.close()
             super().close()
 
-    def encode(self, prompt: Prompt, settings: Settings | None = None) -> list[int] | Source:
+    def encode(self, prompt: Prompt, settings: Settings | None = None) -> Input:
         """Turn a prompt into token ids, or for an encoder-decoder into a source.
 
         Args:
             prompt: same as for ``stream``.
             settings: with the languages of a source; None = ``defaults``.
 
+        Returns:
+            the tokens that the decoder begins with, and what else its passes need: images, or the encoder's input.
+
         Raises:
             InvalidRequest: an empty or invalid prompt, or a language that the model lacks.
         """
-        settings = settings or self.defaults
-        if isinstance(prompt, Source):
-            if self.encoding is None:
-                raise InvalidRequest("got a source, but this model is a decoder alone: expected a prompt")
-            self.encoding.check(prompt)
-            return prompt
-        if self.encoding is None:
-            if settings.source_language or settings.target_language or settings.begin:
-                raise InvalidRequest("languages and begin are for encoder-decoders, and this model is a decoder alone")
-            return self._tokens(prompt)
-        content: Any = prompt
-        if isinstance(prompt, str):
-            if self.sources is None:
-                raise InvalidRequest(
-                    "got a text, but this model reads rows of features", "use transcribe, or edgespec run --audio FILE"
-                )
-            _refuse_empty(prompt)
-            content = self.sources.encode(prompt, settings.source_language, settings.target_language)
-        elif not (hasattr(prompt, "ndim") and prompt.ndim > 1):
-            content = self._tokens(prompt)
-        return self.source(content, settings)
-
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, of given ids, or of a list of texts and images."""
-        if isinstance(prompt, str):
-            _refuse_empty(prompt)
-            return self.codec.encode(prompt)
-        if isinstance(prompt, Placed):
-            return prompt
-        if is_parts(prompt):
-            return self.reader().prompt(self.codec, prompt)
-        try:
-            if not isinstance(prompt, (bytes, bytearray, Source)):
-                return [index(token) for token in prompt]  # type: ignore[arg-type]
-        except TypeError:
-            pass
-        raise InvalidRequest(f"the prompt is {type(prompt).__name__}: expected text, or token ids")
-
-
-def _refuse_empty(prompt: str) -> None:
-    if not prompt.strip():
-        raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
-
-
-def given_tokens(prompt: Sequence[int] | Sequence[str | Image | Audio] | NDArray[np.float32] | Source) -> list[int]:
-    """Token ids of a prompt of ids; features and images have none."""
-    if isinstance(prompt, Source):
-        return prompt.tokens
-    if is_parts(prompt) or getattr(prompt, "ndim", 1) > 1:
-        return []
-    return [int(token) for token in prompt]  # type: ignore[arg-type]
+        return self.inputs.read(prompt, settings or self.defaults)

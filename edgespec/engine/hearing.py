@@ -15,8 +15,9 @@ from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
 from edgespec.engine.encoding import Source
 from edgespec.engine.loaded import LoadedBundle
-from edgespec.engine.request import Stream, check_cancel
+from edgespec.engine.request import Request, check_cancel
 from edgespec.engine.result import Result
+from edgespec.engine.stream import Stream
 from edgespec.engine.transcription import Features, Transcription, TranscriptionSettings, filled
 from edgespec.engine.windows import Cancelled, WindowedTranscription, how_decoded
 from edgespec.errors import InvalidRequest
@@ -138,7 +139,7 @@ class EngineListener:
         if self._cancel.is_set():
             raise Cancelled("cancelled before the recording was transcribed")
         assert self._window is not None
-        return Stream(self._engine, replace(self._window, begin=tuple(tokens)), settings, self._cancel)
+        return Stream(Request(self._engine, self._window.beginning(tokens), settings, self._cancel))
 
     def encode(self, text: str) -> list[int]:
         return self._engine.codec.encode(text, special=False)

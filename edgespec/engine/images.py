@@ -1,12 +1,11 @@
-"""Images and recordings of prompts: towers and projectors, opened as they are needed, and the rows that they make."""
+"""Images and recordings of prompts: from parts of messages to embedding spans, in memory and on the disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,18 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.text import INSERTED
+from edgespec.engine.input import MultimodalTokens
+from edgespec.engine.spans import Rows, SpanReader
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planning.budget import prompt_limit
 from edgespec.runtimes.files.bundle import Bundle, sha256
 from edgespec.runtimes.files.images import ImagePart
-from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.files.prompts import Damaged, PromptFolder, room_for, root_of, touch, trim
 from edgespec.runtimes.files.sound import SoundPart
 from edgespec.runtimes.images.prompt import apart, expanded
 from edgespec.runtimes.ort.native_library import native_library
-from edgespec.runtimes.slots.encoder import Encoder, encoder_attention
-from edgespec.runtimes.slots.inserted import MOST_ROWS, Inserted, InsertedRows, OwnRows
-from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.inserted import Inserted, InsertedRows, OwnRows
 from edgespec.version import __version__
 
 if TYPE_CHECKING:
@@ -38,15 +36,6 @@ if TYPE_CHECKING:
 
 KINDS = {"image": "an image", "audio": "a recording"}  # of parts of messages
 WORTH = 0.25  # seconds: rows that are computed faster are not written
-Rows = NDArray[np.float32]
-
-
-class Placed(list[int]):
-    """Token ids, of which some name rows of images, and those images in order: they are there as long as this is."""
-
-    def __init__(self, tokens: Iterable[int], images: Sequence[Inserted], encode_ms: float = 0.0) -> None:
-        super().__init__(tokens)
-        self.images, self.encode_ms = tuple(images), encode_ms
 
 
 def has_images(messages: Sequence[Any]) -> bool:
@@ -68,11 +57,13 @@ def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image | Audio]]:
     )
 
 
-class Images:
-    """Reader of the images or recordings of a bundle's prompts.  Calls may come from several threads.
+class MediaReader(SpanReader):
+    """Reader of the images, or of the recordings, of a bundle's prompts.
 
-    It is of the towers of the model ``name``, ``target`` or ``draft``.  ``rows``: of the target, where they are kept;
-    ``keep``: whether they are written to the disk, too; ``left``: bytes of a budget that are left, if there is one.
+    Args:
+        bundle, threads, rows, name: as for ``SpanReader``.
+        keep: whether rows are written to the disk.
+        left: returns the bytes of a budget that are left; None = there is no budget.
     """
 
     def __init__(
@@ -84,35 +75,29 @@ class Images:
         left: Callable[[], int | None],
         name: str = "target",
     ) -> None:
-        self._model = target = bundle.part(name)
-        assert target.sense is not None
-        self.part: ImagePart | SoundPart = target.sense
-        self.kind = "image" if target.image is not None else "audio"
-        self.rows = rows
-        self._bundle, self._threads, self._left = bundle, threads, left
-        self._beside: Images | None = None  # of a draft, which makes rows of its own of the same
+        super().__init__(bundle, threads, rows, name)
+        part = self._model.sense
+        assert part is not None
+        self.part: ImagePart | SoundPart = part
+        self._left = left
+        self._of_draft: MediaReader | None = None  # which makes rows of its own of the same
         self._limit = prompt_limit() if keep else 0
-        self._sides: dict[int, Encoder] = {}  # 0 = the tower, then projectors
-        self._lock = threading.RLock()
         files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
-        sides = [[files.get(one.weights), one.high_alone] for one in target.front]
-        facts = [self.part.model_dump(mode="json", exclude={"proof"}), sides]
+        sides = [[files.get(one.weights), one.high_alone] for one in self._model.front]
+        facts = [part.model_dump(mode="json", exclude={"proof"}), sides]
         self._facts = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._folders: dict[str | None, PromptFolder | None] = {}
         draft = bundle.manifest.draft if name == "target" else None
         self._keeps = draft is not None and draft.sense is not None  # images and recordings, which the draft reads, too
-        self._places: Rows | None = None  # the tower's learnt positions
 
-    # -- from parts of a prompt, and messages, to token ids ------------------------------------------------------------
-
-    def prompt(self, codec: TextCodec, parts: Sequence[str | Image | Audio]) -> Placed:
-        """Encode a list of texts and images or recordings."""
+    def prompt(self, codec: TextCodec, parts: Sequence[str | Image | Audio]) -> MultimodalTokens:
         written = self.part.words.written or self.part.words.placeholder
         text = "".join(part if isinstance(part, str) else written for part in parts)
-        return self._encode(codec, text, [part for part in parts if not isinstance(part, str)], True)
+        return self._encoded(codec, text, [part for part in parts if not isinstance(part, str)], True)
 
-    def chat(self, codec: TextCodec, messages: Sequence[Any], tools: Sequence[Any] | None, **how: Any) -> Placed:
-        """Encode a conversation with images, or recordings; arguments as of ``TextCodec.chat``."""
+    def chat(
+        self, codec: TextCodec, messages: Sequence[Any], tools: Sequence[Any] | None, **how: Any
+    ) -> MultimodalTokens:
         plain, held = apart(messages, self.kind)
         written = codec.render_chat(plain, tools, also=self.part.words.placeholder, **how)
         images = [self.of(one) for one in held]
@@ -120,22 +105,13 @@ class Images:
         written = written.changed(lambda text: expanded(text, self.part.words, texts))
         return self.place(codec.encode_chat(written), images)
 
-    def ask(self, codec: TextCodec, around: tuple[str, str], part: Image | Audio) -> Placed:
-        """Encode one part with text before and behind it, in which special tokens are written out; on no disk."""
+    def ask(self, codec: TextCodec, around: tuple[str, str], part: Image | Audio) -> MultimodalTokens:
         text = (self.part.words.written or self.part.words.placeholder).join(around)
-        return self._encode(codec, text, [part], False, keep=False)
+        return self._encoded(codec, text, [part], False, keep=False)
 
-    def of(self, given: Any) -> Image | Audio:
-        """Return the content of a part of a message."""
-        if self.kind == "audio":
-            from edgespec.runtimes.audio.audio import Audio
-
-            return Audio.of(given)
-        from edgespec.runtimes.images.image import Image
-
-        return Image.of(given)
-
-    def _encode(self, codec: TextCodec, text: str, images: Sequence[Any], special: bool, keep: bool = True) -> Placed:
+    def _encoded(
+        self, codec: TextCodec, text: str, images: Sequence[Any], special: bool, keep: bool = True
+    ) -> MultimodalTokens:
         text = expanded(text, self.part.words, self._texts(images))
         return self.place(codec.encode(text, special=special), images, keep=keep)
 
@@ -147,15 +123,7 @@ class Images:
 
     def place(
         self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None, keep: bool = True
-    ) -> Placed:
-        """Put rows of images, or recordings, where a text has ``ImageWords.id`` for each of them, in order.
-
-        ``owner``: whose they are: what was made of the images of others is not taken.  ``keep``: whether rows that took
-        long are written to the disk.
-
-        Raises:
-            InvalidRequest: places and rows differ in number, or nothing follows the last image.
-        """
+    ) -> MultimodalTokens:
         start = time.perf_counter()
         made = [self.rows_of(image, owner, keep) for image in images]
         own, found = [token for one in made for token in one.tokens], list(tokens)
@@ -169,25 +137,14 @@ class Images:
             found[number] = token
         if found and found[-1] >= INSERTED:
             raise InvalidRequest(f"the prompt ends with {KINDS[self.kind]}", "add a question after it")
-        return Placed(found, made, 1000 * (time.perf_counter() - start))
+        return MultimodalTokens(found, made, self.rows, 1000 * (time.perf_counter() - start))
 
-    def hold(self, tokens: Sequence[int]) -> list[Inserted]:
-        """Keep the images of a text until ``rows.let_go``; an ``InvalidRequest``: one is not there any more."""
-        if isinstance(tokens, Placed):
-            images = list(tokens.images)
-        else:
-            first = dict.fromkeys(token // MOST_ROWS for token in tokens if token >= INSERTED)
-            images = [self.rows.find(number * MOST_ROWS)[0] for number in first]
-        self.rows.hold(images)
-        return images
-
-    def beside(self, name: str) -> InsertedRows:
-        """Return rows of a draft's own for what texts of the target have in them, made as they are needed."""
-        if self._beside is None:
-            own = Images(self._bundle, self._threads, InsertedRows(), False, self._left, name)
+    def draft_rows(self, name: str) -> InsertedRows:
+        if self._of_draft is None:
+            own = type(self)(self._bundle, self._threads, InsertedRows(), False, self._left, name)
             own.rows = OwnRows(self.rows, own.made_for)
-            self._beside = own
-        return self._beside.rows
+            self._of_draft = own
+        return self._of_draft.rows
 
     def made_for(self, item: Inserted) -> Inserted:
         """Make rows for what stands in a text of the target, by this model's own towers."""
@@ -197,7 +154,6 @@ class Images:
     # -- from images to rows -------------------------------------------------------------------------------------------
 
     def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> Inserted:
-        """Make the rows of an image or a recording, unless memory or the disk has them."""
         digest = hashlib.sha256(f"{self._facts} {owner}".encode() + image.digest).digest()
         with self._lock:
             known = self.rows.known(digest) or self._read(digest, owner)
@@ -217,52 +173,7 @@ class Images:
 
     def _made(self, image: Any, digest: bytes) -> Inserted:
         """Run towers and projectors over an image or a recording."""
-        part = self.part
-        return self._seen(image, digest, part) if isinstance(part, ImagePart) else self._heard(image, digest, part)
-
-    def _heard(self, audio: Audio, digest: bytes, part: SoundPart) -> Inserted:
-        from edgespec.runtimes.audio.processing import sound_features, sound_rows
-
-        rows = sound_rows(sound_features(audio.samples, part.front), part, self._encode_side)
-        return Inserted(digest, rows, (len(rows),))
-
-    def _seen(self, image: Image, digest: bytes, part: ImagePart) -> Inserted:
-        from edgespec.runtimes.images.processing import merged_grid, piece_rows, read_places
-
-        target = self._model
-        if self._places is None:
-            self._places = read_places(self._bundle.path, part)
-        assert target.tower is not None
-        most = target.tower.facts.context
-        parts: list[Rows] = []
-        grids: list[NDArray[np.int64]] = []
-        for piece in image.processed(part).pieces:
-            if len(piece.patches) > most:
-                height, width = image.pixels.shape[:2]
-                raise InvalidRequest(
-                    f"a picture of {width} x {height} pixels makes {len(piece.patches)} patches, and this model reads "
-                    f"{most} at once",
-                    "cut it, so that its sides are nearer to each other",
-                )
-            parts.append(piece_rows(piece, part, self._places, self._encode_side))
-            height, across = merged_grid(piece.grid, part)
-            grids.append(np.stack(np.divmod(np.arange(height * across), across)))
-        grid = np.concatenate(grids, axis=1) if part.positions == "grid" else None
-        return Inserted(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
-
-    def _encode_side(self, side: int, rows: Rows, inside: NDArray[np.int64] | None = None) -> Rows:
-        """Run one of ``ModelPart.front``, the tower first; rows get zeros behind them as far as it reads more."""
-        found = self._side(side)
-        if (lacking := found.columns - rows.shape[1]) > 0:
-            rows = np.pad(rows, ((0, 0), (0, lacking)))
-        return found.encode(rows, inside)
-
-    def _side(self, side: int) -> Encoder:
-        if side not in self._sides:
-            bundle, image, part = self._bundle, self._model.image, self._model.front[side]
-            model = Model(bundle.path, part, NATIVE, self._threads, encoder_attention(part), bundle.checked)
-            self._sides[side] = Encoder(model, image.windows if image and not side else None)
-        return self._sides[side]
+        raise NotImplementedError
 
     # -- on the disk ---------------------------------------------------------------------------------------------------
 
@@ -307,13 +218,64 @@ class Images:
             folder.write(f"{made.digest.hex()}.rows", [], data)
 
     def close(self) -> None:
-        """Free towers and projectors; they are opened again where they are needed."""
-        with self._lock:
-            for one in self._sides.values():
-                one.close()
-            self._sides.clear()
-        if self._beside is not None:
-            self._beside.close()
+        super().close()
+        if self._of_draft is not None:
+            self._of_draft.close()
+
+
+class ImageReader(MediaReader):
+    """Reader of images."""
+
+    kind = "image"
+    part: ImagePart
+    _places: Rows | None = None  # the tower's learnt positions
+
+    def of(self, given: Any) -> Image:
+        from edgespec.runtimes.images.image import Image
+
+        return Image.of(given)
+
+    def _made(self, image: Image, digest: bytes) -> Inserted:
+        from edgespec.runtimes.images.processing import merged_grid, piece_rows, read_places
+
+        target, part = self._model, self.part
+        if self._places is None:
+            self._places = read_places(self._bundle.path, part)
+        assert target.tower is not None
+        most = target.tower.facts.context
+        parts: list[Rows] = []
+        grids: list[NDArray[np.int64]] = []
+        for piece in image.processed(part).pieces:
+            if len(piece.patches) > most:
+                height, width = image.pixels.shape[:2]
+                raise InvalidRequest(
+                    f"a picture of {width} x {height} pixels makes {len(piece.patches)} patches, and this model reads "
+                    f"{most} at once",
+                    "cut it, so that its sides are nearer to each other",
+                )
+            parts.append(piece_rows(piece, part, self._places, self._encode))
+            height, across = merged_grid(piece.grid, part)
+            grids.append(np.stack(np.divmod(np.arange(height * across), across)))
+        grid = np.concatenate(grids, axis=1) if part.positions == "grid" else None
+        return Inserted(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
+
+
+class AudioReader(MediaReader):
+    """Reader of recordings."""
+
+    kind = "audio"
+    part: SoundPart
+
+    def of(self, given: Any) -> Audio:
+        from edgespec.runtimes.audio.audio import Audio
+
+        return Audio.of(given)
+
+    def _made(self, audio: Audio, digest: bytes) -> Inserted:
+        from edgespec.runtimes.audio.processing import sound_features, sound_rows
+
+        rows = sound_rows(sound_features(audio.samples, self.part.front), self.part, self._encode)
+        return Inserted(digest, rows, (len(rows),))
 
 
 def _packed(made: Inserted) -> NDArray[np.uint8]:  # [bytes]

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
-from edgespec.decoding.text import INSERTED
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, native_alone, needing, searching
-from edgespec.engine.captions import reader_of
-from edgespec.engine.encoding import Encoding, Source
-from edgespec.engine.images import Images
+from edgespec.engine.input import Input
+from edgespec.engine.inputs import Inputs, open_inputs
 from edgespec.engine.known import Experience
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
-from edgespec.engine.pool import Places, SessionPool
+from edgespec.engine.pool import ReservationTable, SessionPool
 from edgespec.engine.prompt_cache import PromptCache
 from edgespec.engine.sessions import Session
 from edgespec.engine.sharing import FairLock, PrefillBudget
@@ -32,6 +28,7 @@ from edgespec.runtimes.codes import CodeDecoder
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import Manifest, Operators
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
 from edgespec.runtimes.files.skip_sets import forget_sets
 from edgespec.runtimes.opening import open_draft, open_slot, open_target, share_target
@@ -39,17 +36,11 @@ from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.cpu import rows_exact
-from edgespec.runtimes.slots.inserted import Inserted
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
-from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.version import __version__
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class LoadedBundle:
@@ -67,63 +58,35 @@ class LoadedBundle:
         share: LoadedBundle | None = None,
     ) -> None:
         self.options = options = options or LoadOptions()
-        self.bundle = bundle = replace(bundle, manifest=options.seen(complete(bundle.manifest)))
-        manifest, target = bundle.manifest, bundle.manifest.target
-        self.run = run = options.resolve(manifest)  # the resolved options
+        bundle = replace(bundle, manifest=options.seen(complete(bundle.manifest)))
+        self.run = run = options.resolve(bundle.manifest)  # the resolved options
         if options.precision == "high":
-            self.bundle = bundle = replace(bundle, manifest=complete(manifest.at_high_precision()))
-            manifest, target = bundle.manifest, bundle.manifest.target
-        on_cpu = run.device == "cpu"
+            bundle = replace(bundle, manifest=complete(bundle.manifest.at_high_precision()))
+        self.bundle, manifest, target = bundle, bundle.manifest, bundle.manifest.target
+        self._on_cpu = on_cpu = run.device == "cpu"
         self.operators: OperatorChoice = choose_operators(options.operators if on_cpu else "stock", target)
-        # formats of keys and values, and of the keys of self-drafts
-        self.attention: AttentionChoice = choose_attention(
-            target, run.operators, options.attention, options.draft_attention
-        )
-        if self.attention.draft and not set(needing("layers")) & manifest.methods.keys():
-            raise InvalidRequest(
-                f"draft attention {self.attention.draft} is for self-speculation, which this bundle was not made for",
-                "export it with `--method self-spec`",
-            )
+        self.attention = _attention(manifest, run.operators, options)
         self.strict, self.context, self.device = options.strict, run.context, run.device
         self.codec = TextCodec(bundle.path, checked=bundle.checked)
-        self.store: NGramStore | None = None  # of texts read earlier, for method ngram
-        if options.ngram_store is not None:
-            self.store = NGramStore(Path(options.ngram_store), check=options.check)
-            self.store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
+        self.store = _store(options, self.codec)
         self.eos = frozenset(manifest.tokenizer.eos)
         self.lock = FairLock()  # held while the model is used: buffers are shared by all sessions
         self.allowance: Allowance = share.allowance if share else Allowance(manifest, run, options.budget)
         self.allowance.admit_bundle(options.context)
-        if share is not None:
-            model = share_target(share.model, self.strict)
-        else:
-            name = graph or self.operators.graph(target, self.strict)
-            precision, kv = options.device_precision, self.attention.kv
-            model = open_target(bundle, run.device, precision, name, self.strict, run.threads, kv)
+        model = share_target(share.model, self.strict) if share else self._open_target(graph)
         self._model: Model | None = model  # None: closed
         self._process = os.getpid()
         self._drafts: dict[str, Model] = {}
-        weights = "the high 4 bits of int8 weights" if target.high_alone else f"{target.format} weights"
-        # differences from the source model with every method
-        self.approximations = [] if target.format == "fp32" else [weights, "8-bit activations"]
-        self.approximations += manifest.provenance.get("approximations", [])
-        if isinstance(model, DeviceModel):
-            self.approximations += model.approximations
-        elif run.operators == "native":
-            self.approximations += model.kv.approximations
+        self.approximations = _approximations(manifest, model, run.operators)
+        self.inputs: Inputs = share.inputs.shared() if share else self._open_inputs(model)
+        self._guidance: Guidance | None = None  # made when the first grammar comes
         self.sessions: SessionPool = SessionPool(self.new_session)
         self.guided_sessions: SessionPool | None = None  # see guiding.py
-        self.places = Places(self.sessions)
+        self.reservations = ReservationTable(self.sessions, self.allowance, lambda: self.grammar_bytes)
         self.device_lost: str | None = None  # why passes no longer run on the device; None = they do
         self._off_device: LoadedBundle | None = None
-        self.encoding: Encoding | None = None  # encoders and memories; None = decoder-only
-        self.sources: SourceTexts | None = None  # how its texts become tokens; None = it reads features
-        if target.source is not None:
-            self.encoding = Encoding(bundle, run.threads, share.encoding if share else None)
-            if manifest.text is not None and target.source.kind == "text":
-                self.sources = SourceTexts(bundle.path, manifest.text, self.codec, bundle.checked)
-        self._rows_exact: bool | None = None
         self._stock = on_cpu and self.operators.kind == "stock" and target.origin == "edgespec"
+        self._rows_exact: bool | None = None
         if self._stock and self.strict and model.graph.padded:
             self._rows_exact = stock_rows_exact(bundle, model)
         elif share is None and on_cpu and not self.strict:
@@ -131,12 +94,21 @@ class LoadedBundle:
         self.experience = Experience(find_profile(manifest, options))
         self.paces = PrefillBudget(), PrefillBudget()  # how fast the target and a draft read prompts
         # keys and values computed with one source are useless with another
-        wanted = options.prompt_cache and on_cpu and self.encoding is None
+        wanted = options.prompt_cache and on_cpu and not self.inputs.sourced
         self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
-        self.images: Images | None = share.images if share else None  # None: it reads only text, at least here
-        if share is None and self.operators.kind == "native" and on_cpu:
-            self.images = reader_of(bundle, run.threads, model.inserted, options.prompt_cache, self.allowance.left)
-        self._shared = share is not None
+
+    def _open_target(self, graph: str | None) -> Model:
+        """Open the target's weights, with one of its graphs; None = the one that can run every method."""
+        bundle, run, strict = self.bundle, self.run, self.strict
+        name = graph or self.operators.graph(bundle.manifest.target, strict)
+        precision, kv = self.options.device_precision, self.attention.kv
+        return open_target(bundle, run.device, precision, name, strict, run.threads, kv)
+
+    def _open_inputs(self, model: Model) -> Inputs:
+        """Make the inputs of requests; images and recordings need native operators."""
+        rows = model.inserted if self.operators.kind == "native" and self._on_cpu else None
+        keep, left = self.options.prompt_cache, self.allowance.left
+        return open_inputs(self.bundle, self.codec, self.run.threads, rows, keep, left)
 
     # -- about this bundle ---------------------------------------------------------------------------------------------
 
@@ -179,7 +151,7 @@ class LoadedBundle:
         """
         if settings.max_new_tokens is not None or settings.ignore_eos or not self.eos:
             return False
-        codes, bound = self.bundle.manifest.codes, settings.grammar is not None or self.encoding is not None
+        codes, bound = self.bundle.manifest.codes, settings.grammar is not None or self.inputs.sourced
         return bound or self.codec.chat_template is not None or bool(codes and codes.sound)
 
     def most_new(self, settings: Settings) -> int:
@@ -217,11 +189,13 @@ class LoadedBundle:
             )
         return choice
 
-    @cached_property
+    @property
     def guidance(self) -> Guidance:
         """The compiler of grammars for this bundle; it reads the vocabulary once."""
-        manifest = self.bundle.manifest
-        return Guidance(self.codec, manifest.tokenizer.eos, manifest.target.facts.vocab)
+        if self._guidance is None:
+            manifest = self.bundle.manifest
+            self._guidance = Guidance(self.codec, manifest.tokenizer.eos, manifest.target.facts.vocab)
+        return self._guidance
 
     @cached_property
     def code_decoder(self) -> CodeDecoder:
@@ -242,7 +216,7 @@ class LoadedBundle:
             session = self.sessions.any()  # its text stays
             try:
                 with self.lock:
-                    session.attend(None)
+                    session.attend(Input())
                     self._rows_exact = self.strict and rows_exact(session.target)
             finally:
                 self.sessions.give_back(session)
@@ -286,95 +260,40 @@ class LoadedBundle:
 
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots, those of batches as far as they were written."""
-        return self.places.kv_bytes()
+        return self.reservations.kv_bytes()
 
     @property
     def grammar_bytes(self) -> int:
         """Bytes of compiled grammars that are kept."""
-        guidance = self.__dict__.get("guidance")  # it is made when the first grammar comes
-        return guidance.kept_bytes if guidance else 0
+        return self._guidance.kept_bytes if self._guidance else 0
 
     def forget_grammars(self) -> None:
         """Free the compiled grammars that no request uses."""
-        if guidance := self.__dict__.get("guidance"):
-            guidance.forget()
+        if self._guidance:
+            self._guidance.forget()
 
-    def new_session(self, target: Slot | None = None) -> Session:
-        """Make a session over a slot; None = a new one."""
+    def new_session(self, target: Slot | None = None, make: Callable[..., Session] = Session) -> Session:
+        """Make a session over a slot; None = a new one.  ``make``: its class."""
         path, manifest, known = self.bundle.path, self.bundle.manifest, self.experience
-        session = Session(path, manifest, self.model, self._draft_model, self.context, known, self.store, target)
-        if self.encoding is not None:
-            session.attend_by(self.encoding.attend)
-        return session
+        target = target or open_slot(self.model, context=self.context)
+        return make(path, manifest, target, self._draft_model, self.inputs, known, self.store)
 
-    def source(self, content: Sequence[int] | NDArray[np.float32], settings: Settings) -> Source:
-        """Make a source from the encoder's input, with the first tokens of the text for the languages of the settings.
-
-        Raises:
-            InvalidRequest: invalid input for the encoder, or a language that the model lacks.
-        """
-        assert self.encoding is not None
-        text, begin = self.bundle.manifest.text, settings.begin
-        if begin is None and self.sources is not None:
-            begin = tuple(self.sources.begin(settings.source_language, settings.target_language))
-        if begin is None and (speech := self.bundle.manifest.speech) is not None:
-            begin = speech.begin()
-        if begin is None:
-            begin = tuple(token for token in text.begin if isinstance(token, int)) if text else ()
-        source = Source.of(content, begin)
-        self.encoding.check(source)
-        return source
-
-    def hold_images(self, prompt: Sequence[int] | Source) -> list[Inserted]:
-        """Keep the images of a prompt until ``images.rows.let_go``; raises as ``reader`` and ``Images.hold``."""
-        if isinstance(prompt, Source) or max(prompt, default=0) < INSERTED:
-            return []
-        return self.reader().hold(prompt)
-
-    @contextmanager
-    def seeing(self, prompt: Sequence[int] | Source) -> Iterator[None]:
-        """Keep the images of a prompt for the duration of the block."""
-        images = self.hold_images(prompt)
-        try:
-            yield
-        finally:
-            if images:
-                self.reader().rows.let_go(images)
-
-    def reader(self) -> Images:
-        """Return the reader of images or recordings; an ``InvalidRequest``: there is none."""
-        if self.images is not None:
-            return self.images
-        if self.bundle.manifest.target.tower is not None:
-            raise InvalidRequest(
-                "only native operators on the CPU read images, sound and captions",
-                "use `--operators native --device cpu`",
-            )
-        raise InvalidRequest(
-            "this bundle's model reads only text, and got an image or a recording",
-            "export one that reads images, such as SmolVLM2, or recordings, such as Qwen3-ASR",
-        )
-
-    def open_slot(self, reserve: int = 256, prompt: Sequence[int] | Source | None = None) -> Slot:
-        """Open a slot of the target that no session has, for measurements; of an encoder-decoder over a source."""
+    def open_slot(self, reserve: int = 256, given: Input | None = None) -> Slot:
+        """Open a slot of the target that no session has, for measurements; of an encoder-decoder over an input."""
         slot = open_slot(self.model, context=self.context, reserve=reserve)
-        if self.encoding is not None:
-            self.encoding.attend("target", slot, prompt if isinstance(prompt, Source) else None)
+        self.inputs.attend({"target": slot}, given or Input())
         return slot
 
     def close(self) -> None:
         """Free the model and its memory at once; see ``Engine.close``."""
         with self.lock:
-            self.places.close()
+            self.reservations.close()
             self.sessions.close()
             if self.guided_sessions is not None:
                 self.guided_sessions.close()
             self._model = None
             self._drafts.clear()
-            if self.encoding is not None:
-                self.encoding.close()
-            if self.images is not None and not self._shared:
-                self.images.close()
+            self.inputs.close()
             if self._off_device is not None:
                 self._off_device.close()
         trim_memory()
@@ -382,9 +301,38 @@ class LoadedBundle:
     def _draft_model(self, name: str) -> Model:
         if name not in self._drafts:
             self._drafts[name] = model = open_draft(self.bundle, name, self.options, self.operators)
-            target, own = self.bundle.manifest.target, model.part
-            if target.sense is not None and target.sense.words.id < model.facts.vocab:
-                model.inserted.instead = target.sense.words.id
-            if self.images is not None and own.sense is not None and "inserted" in model.given:
-                model.inserted = self.images.beside(name)
+            self.inputs.prepare_draft(name, model)
         return self._drafts[name]
+
+
+def _attention(manifest: Manifest, operators: Operators, options: LoadOptions) -> AttentionChoice:
+    """Choose the formats of keys and values, and of the keys of self-drafts."""
+    found = choose_attention(manifest.target, operators, options.attention, options.draft_attention)
+    if found.draft and not set(needing("layers")) & manifest.methods.keys():
+        raise InvalidRequest(
+            f"draft attention {found.draft} is for self-speculation, which this bundle was not made for",
+            "export it with `--method self-spec`",
+        )
+    return found
+
+
+def _store(options: LoadOptions, codec: TextCodec) -> NGramStore | None:
+    """Open the texts that method ngram has read earlier; None = there are none."""
+    if options.ngram_store is None:
+        return None
+    store = NGramStore(Path(options.ngram_store), check=options.check)
+    store.require(codec.vocabulary_sha256(), codec.vocab_size)
+    return store
+
+
+def _approximations(manifest: Manifest, model: Model, operators: Operators) -> list[str]:
+    """List the differences from the source model with every method."""
+    target = manifest.target
+    weights = "the high 4 bits of int8 weights" if target.high_alone else f"{target.format} weights"
+    found = [] if target.format == "fp32" else [weights, "8-bit activations"]
+    found += manifest.provenance.get("approximations", [])
+    if isinstance(model, DeviceModel):
+        found += model.approximations
+    elif operators == "native":
+        found += model.kv.approximations
+    return found

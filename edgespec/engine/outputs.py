@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loaded import LoadedBundle
-from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
+from edgespec.engine.stream import Stream
 from edgespec.errors import InvalidRequest
 from edgespec.extensions import OUTPUTS as GROUP
 from edgespec.extensions import Table

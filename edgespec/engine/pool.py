@@ -1,4 +1,4 @@
-"""Sessions kept for the next requests, and the memory of those that run.
+"""Sessions kept for the next requests, and the table of reserved memory.
 
 A conversation finds its session again, even after other requests.
 """
@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.decoding.target import common_prefix
+from edgespec.drafters.registry import AR
 from edgespec.engine.sessions import Session
 from edgespec.errors import InvalidRequest
+from edgespec.planning.allowance import Allowance
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.native_batch import BatchSlot, shared_bytes
 
@@ -38,11 +40,32 @@ class _Found:
         self.goes_on = len(text) - self.common <= _FEW or self.common > max(_FEW, session.asked - 2)
 
 
+@dataclass(frozen=True)
+class Match:
+    """The idle session for a prompt, as it was found."""
+
+    prompt: Sequence[int]
+    owner: str | None
+    continued: Session | None  # whose text the prompt continues
+    oldest: Session | None  # not used for longest
+    full: bool  # whether there may be no more sessions
+
+    def session(self, room: bool = True) -> Session | None:
+        """Return the session to take; None = a new one.  ``room``: whether memory allows a new one."""
+        return self.continued or (self.oldest if self.full or not room else None)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV of the session to take; 0 = a new one."""
+        session = self.session()
+        return 0 if session is None else session.kv_bytes
+
+
 class SessionPool:
     """Gives every request a session: that of its conversation, or one unlikely to be used again.
 
-    ``most``: the maximum number of sessions, including busy ones; ``together``: whether one thread drives all requests,
-    so that running requests share their prompts too.
+    ``most``: the maximum number of sessions, including busy ones; ``together``: whether one thread drives all requests:
+    their passes run together, and running requests share their prompts too.
     """
 
     def __init__(
@@ -52,7 +75,7 @@ class SessionPool:
         most: int | None = None,
         together: bool = False,
     ) -> None:
-        self._make, self._most_idle, self._most, self._together = make, most_idle, most, together
+        self._make, self._most_idle, self._most, self.together = make, most_idle, most, together
         self._idle: list[Session] = []  # the one that was used last is last
         self._busy: list[Session] = []
         self._lock = threading.Lock()
@@ -63,28 +86,36 @@ class SessionPool:
 
         ``owner``: the owner of the request; text of another owner is removed from the session first.
         """
-        return self.reserve(prompt, owner) or self.new(prompt, owner)
+        match = self.match(prompt, owner)
+        return self.claim(match) or self.new(match)
 
-    def reserve(
-        self, prompt: Sequence[int], owner: str | None = None, room: bool = True, most: int | None = None
-    ) -> Session | None:
-        """Take an idle session, as ``take`` would; None = call ``new``.
+    def match(self, prompt: Sequence[int], owner: str | None = None) -> Match:
+        """Find the idle session for a prompt; nothing is taken yet."""
+        with self._lock:
+            found = [_Found(session, prompt, owner) for session in self._idle]
+            going_on = max((one for one in found if one.goes_on), key=lambda one: one.reused, default=None)
+            full = len(self._idle) >= self._most_idle or len(self._idle) + len(self._busy) == self._most
+            oldest = self._idle[0] if self._idle else None
+            return Match(prompt, owner, going_on.session if going_on else None, oldest, full)
+
+    def claim(self, match: Match, room: bool = True, most: int | None = None) -> Session | None:
+        """Take the session of a match; None = call ``new``.
 
         ``room``: whether memory allows a new one; ``most``: bytes of KV that it may have.
         """
+        session = match.session(room)
         with self._lock:
-            session = self._next(prompt, owner, room)
-            if session is None or (most is not None and session.kv_bytes > most):
+            if session is None or session not in self._idle or (most is not None and session.kv_bytes > most):
                 return None
             self._idle.remove(session)
-            self._use(session, prompt, owner)
+            self._use(session, match)
             return session
 
-    def new(self, prompt: Sequence[int], owner: str | None = None) -> Session:
+    def new(self, match: Match) -> Session:
         """Make a session that starts with the part of the prompt that another session of this owner holds."""
         with self._lock:
             session = self._make()
-            self._use(session, prompt, owner)
+            self._use(session, match)
             return session
 
     def any(self) -> Session:
@@ -94,22 +125,9 @@ class SessionPool:
             self._busy.append(session)
             return session
 
-    def next_bytes(self, prompt: Sequence[int], owner: str | None = None) -> int:
-        """Bytes of KV of the idle session that ``take`` would give; 0 = a new one."""
-        with self._lock:
-            session = self._next(prompt, owner, room=True)
-            return 0 if session is None else session.kv_bytes
-
-    def _next(self, prompt: Sequence[int], owner: str | None, room: bool) -> Session | None:
-        """Find the idle session to take; None = a new one."""
-        found = [_Found(session, prompt, owner) for session in self._idle]
-        if going_on := [one for one in found if one.goes_on]:
-            return max(going_on, key=lambda one: one.reused).session
-        full = len(self._idle) >= self._most_idle or len(self._idle) + len(self._busy) == self._most
-        return self._idle[0] if found and (full or not room) else None
-
-    def _use(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
+    def _use(self, session: Session, match: Match) -> None:
         """Start a request on a session, with the part of the prompt that it or another session holds."""
+        prompt, owner = match.prompt, match.owner
         if session.owner != owner:
             session.forget()
         session.owner, session.asked = owner, len(prompt)
@@ -120,14 +138,19 @@ class SessionPool:
 
     def _lenders(self, session: Session, prompt: Sequence[int], held: int = 0) -> list[_Found]:
         """Find sessions with more than ``held`` tokens of a prompt, which this one can copy."""
-        some = [*self._idle, *self._busy] if self._together else self._idle
-        others = (one for one in some if one is not session and not one.foreign and not one.attends)
+        some = [*self._idle, *self._busy] if self.together else self._idle
+        others = (one for one in some if one is not session and not one.foreign and not one.sourced)
         ahead = list(prompt[held : held + _WORTH])  # by these alone most others are told
         some = [one for one in others if one.target.tokens[held : held + len(ahead)] == ahead]
         return [_Found(one, prompt, session.owner) for one in some]
 
     def catch_up(self, session: Session, prompt: Sequence[int]) -> int:
-        """Copy more of a prompt from another session into a busy one -> the number of tokens added."""
+        """Copy more of a prompt from another session into a busy one -> the number of tokens added.
+
+        Sessions of which others drive some lend nothing meanwhile.
+        """
+        if not self.together:
+            return 0
         with self._lock:
             held = len(session.target.tokens)
             _take_over(session, held, self._lenders(session, prompt, held))
@@ -235,23 +258,49 @@ def _closed() -> Session:
 
 
 @dataclass(eq=False)
-class Place:
-    """The memory that a running request may come to need."""
+class Reserved:
+    """The figures of a request's memory that the table counts."""
 
     method: str  # the one whose memory counts
     tokens: int  # of prompt and answer
     grammar: int = 0  # bytes of its grammar
-    session: Session | None = None  # the one that it has; None = not yet
+    using: Session | None = None  # the session that it has; None = not yet
     read: bool = False  # whether its prompt is: blocks that it shares with others are shared as long as it runs
 
 
-class Places:
-    """All running requests of an engine, single or in batches, and all sessions."""
+class ReservationTable:
+    """All running requests of an engine, single or in batches, and all sessions.
 
-    def __init__(self, own: SessionPool) -> None:
-        self.pools = [own]  # the engine's, and those of its batches
-        self.taken: list[Place] = []  # one for each request
-        self.lock = threading.Lock()  # held while a request is let in
+    Attributes:
+        pools: the engine's sessions, and those of its batches.
+        taken: what each running request has reserved.
+        lock: held while a request is admitted.
+    """
+
+    def __init__(self, own: SessionPool, allowance: Allowance, grammar_bytes: Callable[[], int]) -> None:
+        self.pools = [own]
+        self.taken: list[Reserved] = []
+        self.lock = threading.Lock()
+        self._allowance, self._grammar_bytes = allowance, grammar_bytes
+
+    def held(self, method: str = AR, own: Reserved | None = None, wait: bool = True) -> tuple[int, int]:
+        """Bytes that requests other than ``own`` have or will come to need, and those that may be freed.
+
+        ``method``: whose weights are counted elsewhere.  ``wait``: see ``SessionPool.held``.
+        """
+        allowance, others = self._allowance, [one for one in self.taken if one is not own]
+        used = [one.using.kv_bytes if one.using else 0 for one in others]
+        busy = sum(
+            one.grammar + max(allowance.beside(one.method, one.tokens), kv)
+            for one, kv in zip(others, used, strict=True)
+        )
+        pools = [pool.held(wait) for pool in self.pools]
+        # sessions that are in use for something else, such as to be saved
+        busy += sum(used for used, _ in pools) - sum(one.using.kv_bytes for one in self.taken if one.using)
+        busy -= self.shared_bytes()
+        loaded = sorted({one.method for one in others} - {method, AR})
+        busy += sum(allowance.extra([name], 1) for name in loaded)
+        return busy, self._grammar_bytes() + sum(idle for _, idle in pools)
 
     def kv_bytes(self) -> int:
         """Bytes of KV of all sessions."""
@@ -259,7 +308,7 @@ class Places:
 
     def shared_bytes(self) -> int:
         """Bytes of KV that running requests share and that are counted more than once."""
-        slots = [place.session.target for place in self.taken if place.session and place.read]
+        slots = [one.using.target for one in self.taken if one.using and one.read]
         batched = [slot for slot in slots if isinstance(slot, BatchSlot)]
         return shared_bytes(batched) if batched else 0
 
@@ -274,9 +323,10 @@ class Places:
         """End all requests; their sessions are closed next."""
         with self.lock:
             self.taken.clear()
+            self._grammar_bytes = lambda: 0  # the engine's, which need not wait for the collector of cycles
 
-    def leave(self, place: Place) -> None:
+    def remove(self, reserved: Reserved) -> None:
         """Forget a request that has ended; once is enough."""
         with self.lock:
-            if place in self.taken:
-                self.taken.remove(place)
+            if reserved in self.taken:
+                self.taken.remove(reserved)

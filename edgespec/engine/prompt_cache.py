@@ -22,6 +22,7 @@ from edgespec.decoding.target import common_prefix
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.engine.prompt_writer import NO_STATE, PromptWriter, Wanted
 from edgespec.engine.sharing import FairLock, PrefillBudget
+from edgespec.errors import EdgespecError
 from edgespec.planning.budget import prompt_limit
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.bundle import Bundle, sha256
@@ -101,8 +102,8 @@ class PromptCache:
         if folder is None:
             return None
         held = slot.cropped(common_prefix(slot.tokens, tokens[:-1]))
-        found = self._find(folder, Source(slot, slot), tokens, held, room)
-        return KeptText(self._writer, folder, Source(slot, slot), tokens, found, self._paces[draft], self._path)
+        found = self._find(folder, SlotText(slot, slot), tokens, held, room)
+        return KeptText(self._writer, folder, SlotText(slot, slot), tokens, found, self._paces[draft], self._path)
 
     def take_up_rows(
         self, drafter: HiddenStateDrafter, tokens: Sequence[int], names: Sequence[int], owner: str | None, room: int
@@ -116,15 +117,15 @@ class PromptCache:
         held, behind = len(slot.tokens), drafter.deferred_rows
         if drafter.stateful and drafter.known == held:  # no state to go on from: rows are made again from a checkpoint
             held = max(target.cropped(held) - behind, 0)
-        found = self._find(folder, Source(slot, drafter), names, held, room)
+        found = self._find(folder, SlotText(slot, drafter), names, held, room)
         if (
             drafter.stateful and target.cropped(drafter.known) < drafter.known - LEAST
         ):  # it holds a longer text's states
             self.take_up(target, tokens[: drafter.known + 1], owner, room)
-        source, pace = Source(slot, drafter), self._paces[False]
+        source, pace = SlotText(slot, drafter), self._paces[False]
         return KeptRows(drafter, self._writer, folder, source, names, found, pace, self._path)
 
-    def _find(self, folder: PromptFolder, source: Source, tokens: Sequence[int], held: int, room: int) -> Prefix:
+    def _find(self, folder: PromptFolder, source: SlotText, tokens: Sequence[int], held: int, room: int) -> Prefix:
         """Restore the longest prefix of a text in a folder, if it has more than ``held`` tokens."""
         slot, stateful, text = source.slot, source.states.stateful, tokens[:-1]
         found = folder.find(text, stateful)
@@ -173,6 +174,64 @@ class PromptCache:
             warnings.warn(f"{error}; it was removed, and the prompt is read again", stacklevel=2)
 
 
+class KeptPrompt:
+    """The stored parts of a request's prompt, slot by slot.
+
+    Args:
+        prompts: the cache; None = nothing is kept.
+        tokens: the prompt, and the answer so far.
+        ends: lengths of its turns.
+        owner: whose it is.
+        room: tokens that a slot is to have room for.
+    """
+
+    def __init__(
+        self, prompts: PromptCache | None, tokens: Sequence[int], ends: Sequence[int], owner: str | None, room: int
+    ) -> None:
+        self._prompts, self._tokens, self._ends, self._owner, self._room = prompts, tokens, ends, owner, room
+        self._kept: dict[str, KeptText] = {}
+        self._slots: list[Slot] = []
+
+    def opened(self, name: str, slot: Slot) -> None:
+        """Restore a slot of the request; a drafter's own rows once it begins the prompt."""
+        if self._prompts is None:
+            return
+        self._slots.append(slot)
+        if name == "drafter":
+            slot.on_begin = self._begin_rows
+        else:
+            draft = name == "draft"
+            self._watch(name, self._prompts.take_up(slot, self._tokens, self._owner, self._room, draft=draft))
+
+    def _begin_rows(self, drafter: HiddenStateDrafter, names: list[int]) -> None:
+        if self._prompts is not None and not drafter.cache.borrowed:
+            found = self._prompts.take_up_rows(drafter, self._tokens, names, self._owner, self._room)
+            self._watch("drafter", found, drafter.deferred_rows)
+
+    def _watch(self, name: str, found: KeptText | None, behind: int = 0) -> None:
+        if found is not None:
+            self._kept[name] = found
+            found.watch(len(self._tokens), self._ends, behind)
+
+    def rows(self, most: int) -> int:
+        """Limit the next piece, so that it ends at a point to keep."""
+        return min([most, *(kept.rows(most) for name, kept in self._kept.items() if name != "draft")])
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """Write what the request left in its slots; ``tokens``: prompt and answer."""
+        with suppress(EdgespecError):  # the text exists; another process reads it again
+            for kept in self._kept.values():
+                kept.end(tokens)
+
+    def stop(self) -> None:
+        """Write nothing of this request from now on."""
+        self._prompts = None
+        self._kept.clear()
+        for slot in self._slots:
+            slot.on_read = slot.on_begin = None
+        self._slots.clear()
+
+
 class States(Protocol):
     """Holder of the states of a text: a slot, or a drafter of the target; see ``Slot``."""
 
@@ -183,7 +242,7 @@ class States(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class SlotText:
     """The storage of a text."""
 
     slot: Slot  # its keys and values
@@ -197,7 +256,7 @@ class KeptText:
         self,
         writer: PromptWriter,
         folder: PromptFolder,
-        source: Source,
+        source: SlotText,
         tokens: Sequence[int],
         found: Prefix,
         pace: PrefillBudget,
@@ -261,7 +320,9 @@ class KeptRows(KeptText):
             self.keep(self._drafter.settle(tokens))
 
 
-def _restore(folder: PromptFolder, source: Source, tokens: Sequence[int], found: Prefix, held: int, room: int) -> None:
+def _restore(
+    folder: PromptFolder, source: SlotText, tokens: Sequence[int], found: Prefix, held: int, room: int
+) -> None:
     """Fill a slot that holds ``held`` tokens of a text with the part found.
 
     Raises:

@@ -21,6 +21,16 @@ def with_length(engine: LoadedBundle, settings: Settings, begin: Sequence[int]) 
     return replace(settings, max_new_tokens=max(1, min(text.rules.most, engine.context) - len(begin)))
 
 
+def sampling_of(engine: LoadedBundle, settings: Settings, prompt: Sequence[int]) -> SamplingParams:
+    """Return the sampling of a request, with its grammar and the rules of the model."""
+    sampling = settings.sampling
+    if settings.grammar is not None:
+        constraint = engine.guidance.constraint(settings.grammar, len(prompt))
+        sampling = replace(sampling, constraint=constraint)
+    sampling = ruled(engine, sampling, settings, prompt)
+    return replace(sampling, prompt=len(prompt)) if sampling.counts else sampling
+
+
 def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, begin: Sequence[int]) -> SamplingParams:
     """Bind a request by the rules that the model has, beside what else binds it; codes of speech follow each other.
 

@@ -12,9 +12,9 @@ from edgespec.decoding.settings import Settings
 from edgespec.decoding.target import common_prefix
 from edgespec.decoding.text import INSERTED
 from edgespec.drafters.registry import AR
-from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.prompt_cache import origin_of
+from edgespec.engine.reservation import reserve
 from edgespec.errors import InvalidRequest, SessionError
 from edgespec.runtimes.audio.audio import Audio
 from edgespec.runtimes.files.manifest import Manifest
@@ -38,12 +38,12 @@ _HASH = 64  # characters that no person reads
 
 def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messages: Sequence[Message]) -> None:
     """See ``Engine.save_session``."""
-    messages, held = apart(messages, "image" if engine.images is None else engine.images.kind)
+    messages, held = apart(messages, engine.inputs.kind)
     if not held and max(tokens, default=0) >= INSERTED:
         what = "images or recordings"
         raise InvalidRequest(f"a text with {what} is saved as a conversation", "give the messages that have them")
-    with engine.seeing(tokens):
-        _save(engine, file, list(tokens)[: engine.context], messages, [engine.reader().of(one) for one in held])
+    with engine.inputs.ids(tokens):
+        _save(engine, file, list(tokens)[: engine.context], messages, [engine.inputs.reader.of(one) for one in held])
 
 
 def _save(
@@ -103,11 +103,11 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     saved = read_session(file)
     target, draft, manifest = saved.header.target, saved.header.draft, engine.bundle.manifest
     _require(file, target, engine.model, manifest, engine.context)
-    held = [engine.reader().of(one) for one in saved.held]
+    held = [engine.inputs.reader.of(one) for one in saved.held]
     for one in held:
-        engine.reader().rows_of(one)
+        engine.inputs.reader.rows_of(one)
     _admit(engine, target.tokens)
-    with engine.lock, engine.seeing(target.tokens):
+    with engine.lock, engine.inputs.ids(target.tokens):
         session = engine.new_session()
         _take_up(file, target, saved.target, session.target)
         if not saved.sealed:
@@ -121,7 +121,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
                 if draft.origin == origin_of(manifest, slot.model) and len(draft.tokens) <= slot.context:
                     _take_up(file, draft, saved.draft, slot)
 
-            session.begin_draft = take_up
+            session.restore_draft(take_up)
     engine.sessions.add(session)
     return seeing(saved.header.messages, held)
 
@@ -129,8 +129,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
 def _admit(engine: LoadedBundle, tokens: Sequence[int]) -> None:
     """Refuse, by a ``BudgetError``, a text that does not fit the memory."""
     settings = Settings(method=AR, max_new_tokens=1)
-    *_, place = admit(engine, engine.choose(AR), tokens, settings, None)
-    engine.places.leave(place)
+    reserve(engine, engine.choose(AR), tokens, settings).release()
 
 
 def _take_up(file: Path, saved: SavedSlot, body: NDArray[np.uint8], slot: Slot) -> None:  # [nbytes]

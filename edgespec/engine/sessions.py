@@ -16,19 +16,21 @@ from edgespec.control.learned import Learned
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposer import Proposer
-from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import common_prefix
+from edgespec.decoding.settings import DraftOptions, Settings
+from edgespec.decoding.target import Target, common_prefix
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.registry import AR, METHODS, Parts
-from edgespec.engine.encoding import Source
+from edgespec.engine.input import Input
+from edgespec.engine.inputs import Inputs
 from edgespec.engine.known import Experience, known_rates
 from edgespec.engine.methods import MethodChoice, own_choice
+from edgespec.engine.prompt_cache import KeptPrompt
+from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import ENOUGH, CostModel, medians, time_turns
 from edgespec.planning.profiles import export_busy
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
@@ -44,69 +46,90 @@ class Session:
     """A target slot, the draft's slot if one is needed, and drafters by method with the policies over them.
 
     They stay from request to request; what is learned of them belongs to the engine (``experience``).
+
+    Attributes:
+        keeps_prompts: whether the disk may keep what is read of prompts.
     """
+
+    keeps_prompts = True
 
     def __init__(
         self,
         bundle: Path,
         manifest: Manifest,
-        model: Model,
+        target: Slot,
         draft: Callable[[str], Model],
-        context: int,
+        inputs: Inputs,
         experience: Experience,
         store: NGramStore | None = None,
-        target: Slot | None = None,
     ) -> None:
-        self._attend: Callable[[str, Slot, Source | None], None] | None = None
-        self._source: Source | None = None
-        self.attends = False  # whether passes read a source too: texts with the same tokens need not be the same
+        self._inputs, self._given = inputs, Input()
         self._manifest, self._draft, self._experience = manifest, draft, experience
         # why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here
         self.foreign = ""
         self.restored = 0  # tokens of the text that was taken up with those
-        self.target = target or open_slot(model, context=context)
-        self.other: Slot | None = None  # of guidance's other half; None = it is no guided request's
-        self.batch: NativeBatch | None = None  # in which both slots are, if their passes can be one
+        self.target = target
         self.owner: str | None = None  # whose text it holds; None = nobody in particular
         self.asked = 0  # tokens of the last prompt, up to the end of its last turn
         self.shared = 0  # tokens of it that another session's text begins with, too: others are likely to
         self.used = 0.0  # when it was given back last, by ``time.monotonic``
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
-        # called when a method has asked for a draft, once, or for a draft or drafter
-        self.begin_draft: Callable[[Slot], None] | None = None
-        self.on_draft: Callable[[str, Slot], object] | None = None
+        self._kept: KeptPrompt | None = None  # of the request that it has
+        self._restores: dict[str, Callable[[Slot], None]] = {}  # fill a draft's slot once it is open
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         # by what it is and its options; the last asked for is last
         self._drafters: dict[tuple[object, ...], Drafter] = {}
         self._policies: dict[tuple[object, ...], Policy] = {}
         self._own: tuple[Proposer, int | None, bool, bool, Policy] | None = None
+        self.attend(self._given)
 
-    def attend_by(self, attend: Callable[[str, Slot, Source | None], None]) -> None:
-        """Let ``attend`` (of ``Encoding``) say what slots attend over, each with its name."""
-        self._attend, self.attends = attend, True
-        self.attend(None)
+    @property
+    def sourced(self) -> bool:
+        """Whether passes read the output of an encoder too: texts with the same tokens need not be the same."""
+        return self._inputs.sourced
 
-    def attend(self, source: Source | None) -> None:
-        """Let all slots attend over a source from now on; None = over nothing in particular, and no text is held."""
-        self._source = source
-        if self._attend is not None:
-            for name, slot in self.slots().items():
-                self._attend(name, slot, source)
+    def attend(self, given: Input) -> float:
+        """Let all slots attend over the content of an input from now on -> the milliseconds that reading it took."""
+        self._given = given
+        return self._inputs.attend(self.slots(), given)
 
     def leave(self) -> None:
         """Let all slots attend over no memory, so that it may make room; their texts stay, for the same source."""
-        self._source = None
+        self._given = Input()
         for slot in self.slots().values():
             slot.leave()
 
-    def begin(self, tokens: Sequence[int]) -> str:
-        """Take up a text -> why what is held of it cannot be vouched for, or ""."""
+    def restore_draft(self, restore: Callable[[Slot], None]) -> None:
+        """Let ``restore`` fill the draft's slot once a method asks for it."""
+        self._restores["draft"] = restore
+
+    def listen(self, kept: KeptPrompt) -> None:
+        """Restore the slots of a request, those of drafts when a method asks for them."""
+        self._kept = kept
+        for name, slot in self.slots().items():
+            kept.opened(name, slot)
+
+    def begin(self, tokens: Sequence[int]) -> list[str]:
+        """Begin a text -> why what is held of it cannot be vouched for, a sentence each."""
         # all texts of a model may begin with one token, which every later one looks at: it must not be a foreign one's
         if self.foreign and 2 * common_prefix(self.target.tokens, tokens) < self.restored:
             self.target.follow([])
             self.foreign = ""
-        return self.foreign
+        return [self.foreign] if self.foreign else []
+
+    def decoding_target(self, given: Input, settings: Settings) -> Target:
+        """Return the target of a request; an ``InvalidRequest``: it is guided, and this session has one slot."""
+        if settings.guided:
+            raise InvalidRequest("a guided request needs separate sessions and cannot join the passes of a batch")
+        return self.target
+
+    def policy_of(self, choice: MethodChoice, settings: Settings) -> Policy:
+        """Return the policy of a request: over its own proposer, or of the method that was chosen."""
+        how = settings.gamma, settings.adaptive, settings.fallback
+        if settings.proposer is not None:
+            return self.own(settings.proposer, *how)
+        return self.policy(choice, *how, settings.drafts)
 
     def policy(
         self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
@@ -178,34 +201,42 @@ class Session:
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
-        return sum(slot.kv_bytes for slot in self._all())
+        return sum(slot.kv_bytes for slot in self.all_slots())
 
-    def _all(self) -> list[Slot]:
-        return [*self.slots().values(), *([self.other] if self.other else [])]
+    def all_slots(self) -> list[Slot]:
+        """List the slots that hold a text."""
+        return list(self.slots().values())
 
     def forget(self) -> None:
         """Hold no text any more: the next request must not be faster for what was asked before."""
-        for slot in self._all():
+        for slot in self.all_slots():
             slot.follow([])
         self.foreign = ""
 
     def close(self) -> None:
         """Free the slots and all that the drafters hold, whoever still has this session."""
-        own = [self.batch] if self.batch else [self.target, *([self.other] if self.other else [])]
-        for slot in (*own, *(slot for slot, _ in self._drafts.values())):
+        self.close_target()
+        for slot, _ in self._drafts.values():
             slot.close()
-        vars(self).clear()
+        # these name this session, or its engine: their memory is free now, not once cycles are collected
+        self._drafts.clear()
+        self._drafters.clear()
+        self._policies.clear()
+        self._own = self._kept = None
+        del self._parts, self._draft
+
+    def close_target(self) -> None:
+        """Free the slots of the target."""
+        self.target.close()
 
     def _open_draft(self, name: str) -> Slot:
         if name not in self._drafts:
             slot = open_slot(self._draft(name))
-            if self._attend is not None:
-                self._attend(name, slot, self._source)
-            if name == "draft" and self.begin_draft is not None:
-                self.begin_draft(slot)
-                self.begin_draft = None
-            if self.on_draft is not None:
-                self.on_draft(name, slot)
+            self._inputs.attend({name: slot}, self._given)
+            if (restore := self._restores.pop(name, None)) is not None:
+                restore(slot)
+            if self._kept is not None:
+                self._kept.opened(name, slot)
             self._drafts[name] = slot, slot.chunk
             slot.chunk = min(slot.chunk, self.target.chunk)
         return self._drafts[name][0]

@@ -16,10 +16,11 @@ import numpy as np
 
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
-from edgespec.engine.images import Placed
+from edgespec.engine.input import MultimodalTokens
 from edgespec.engine.loaded import LoadedBundle
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
 from edgespec.engine.result import Result, of_all
+from edgespec.engine.stream import Stream
 from edgespec.engine.transcript import Segment, Transcript
 from edgespec.engine.transcription import TranscriptionSettings, Written
 from edgespec.errors import EdgespecError, InvalidRequest
@@ -93,11 +94,11 @@ class WindowedTranscription:
         """End it now."""
         self._running.close()
 
-    def prompts(self) -> Iterator[Placed]:
+    def prompts(self) -> Iterator[MultimodalTokens]:
         """Ask for the transcript of each window -> token ids, with those of its rows."""
         for window in self._windows:
             self._samples += len(window)
-            yield self._engine.reader().ask(self._engine.codec, self._question, Audio(window))
+            yield self._engine.inputs.reader.ask(self._engine.codec, self._question, Audio(window))
 
     @property
     def transcript(self) -> Transcript:
@@ -127,7 +128,7 @@ class WindowedTranscription:
                 yield found
             begin = self._samples
 
-    def _write(self, prompt: Placed) -> Written:
+    def _write(self, prompt: MultimodalTokens) -> Written:
         """Let the model answer."""
         if self._cancel.is_set():
             raise Cancelled("cancelled before the recording was transcribed")
@@ -139,7 +140,8 @@ class WindowedTranscription:
                 "load the bundle with a longer context",
             )
         written = Written(temperature=self._settings.sampling.temperature)
-        stream = Stream(engine, prompt, replace(self._settings, max_new_tokens=min(room, MOST)), self._cancel)
+        settings = replace(self._settings, max_new_tokens=min(room, MOST))
+        stream = Stream(Request(engine, prompt, settings, self._cancel))
         stream.keep_nothing()  # a long recording would fill the disk, and is hardly heard twice
         for chunk in stream:
             if chunk.round is not None:

@@ -13,7 +13,8 @@ from typing import Any
 
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR, AUTO, METHODS
-from edgespec.engine.engine import Engine, Prompt
+from edgespec.engine.engine import Engine
+from edgespec.engine.inputs import Prompt
 from edgespec.engine.result import Result, of_all
 from edgespec.errors import InvalidRequest
 from edgespec.planning.weights import group_bytes

@@ -14,6 +14,7 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.drafters.registry import AR, has_exits, searching
 from edgespec.engine.engine import Engine
+from edgespec.engine.input import Input
 from edgespec.engine.known import Experience
 from edgespec.engine.result import Result
 from edgespec.engine.sessions import Session
@@ -275,7 +276,7 @@ class Calibrator:
         wanted = sorted({min(self.passes), max(self.passes)})
         session = self.engine.sessions.any()
         try:
-            session.attend(None)
+            session.attend(Input())
             drafters = [drafter for name in self.methods if (drafter := self._drafter(session, name))]
             steps = {(one.name, False): one.dry_step for one in drafters}
             steps |= {
@@ -327,7 +328,7 @@ class Calibrator:
         seconds = self._seconds("trials")
         new = _length(seconds, step_ms, len(names), self.engine.context - max(map(len, prompts)))
         # a text about a source has an end
-        settings = Settings(max_new_tokens=new, ignore_eos=self.engine.sources is None)
+        settings = Settings(max_new_tokens=new, ignore_eos=self.engine.inputs.sources is None)
         results: dict[str, list[Result]] = {name: [] for name in names}
         begun = self.clock()
         for number in range(LEARN + max(1, TEXTS * len(prompts) - LEARN)):

@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from edgespec.decoding.settings import Settings
+from edgespec.decoding.text import INSERTED
 from edgespec.drafters.registry import AR
-from edgespec.engine.engine import Engine, Prompt, given_tokens
+from edgespec.engine.engine import Engine
+from edgespec.engine.inputs import Prompt
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import medians, time_turns
 from edgespec.planning.footprint import Memory
@@ -94,8 +96,9 @@ def time_passes(engine: Engine, seconds: float = SECONDS) -> tuple[dict[int, flo
 
 def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
     """Cut a text into pieces: accepted draft tokens, rejected ones, and the target's own tokens."""
-    stream = engine.stream(prompt, settings)
-    shown = prompt if isinstance(prompt, str) else engine.codec.decode(given_tokens(prompt))
+    given = engine.encode(prompt, settings)
+    stream, read = engine.stream(given, settings), given.tokens or [token for token in given if token < INSERTED]
+    shown = prompt if isinstance(prompt, str) else engine.codec.decode(read)
     pieces: list[tuple[Kind, str]] = [("prompt", shown)]
     for chunk in stream:
         made = chunk.round

@@ -19,8 +19,10 @@ from edgespec.decoding.sampling import SamplingParams, adjusted, support
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.text import INSERTED
 from edgespec.drafters.registry import AR
-from edgespec.engine.encoding import Source, begun
-from edgespec.engine.engine import Engine, Prompt
+from edgespec.engine.encoding import Source
+from edgespec.engine.engine import Engine
+from edgespec.engine.input import Input
+from edgespec.engine.inputs import Prompt
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.loading import load
 from edgespec.engine.rules import ruled
@@ -31,9 +33,9 @@ from edgespec.formulas.agreement import first_difference, is_near_tie, verdict_o
 from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.bundle import sha256
-from edgespec.runtimes.files.images import ImagePart, SeenVector
+from edgespec.runtimes.files.images import SeenVector
 from edgespec.runtimes.files.manifest import GoldenVector
-from edgespec.runtimes.images.image import proof_picture
+from edgespec.runtimes.images.image import Image, proof_picture
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.version import __version__
 
@@ -43,24 +45,24 @@ LINE = 80  # characters of a line that is a source
 PICTURE = 32, 256  # pixels: long enough that it is cut into few tiles
 
 
-def golden_prompts(engine: Engine, text: str) -> list[list[int] | Source]:
+def golden_prompts(engine: Engine, text: str) -> Sequence[list[int]]:
     """Take short prompts from a text at even distances, each at the beginning of a line where possible.
 
     For an encoder-decoder of text they are sources of its maximum length; if it requires languages, they are its first
     ones.  An encoder-decoder of features gets none.
     """
-    if engine.sources is not None:
-        form, languages = engine.sources.form, list(engine.sources.form.languages)[:2]
+    if (sources := engine.inputs.sources) is not None:
+        form, languages = sources.form, list(sources.form.languages)[:2]
         origin = languages[0] if form.needs("from") else None
         target = languages[-1] if form.needs("to") else None
-        begin, texts = engine.sources.begin(origin, target), _spread(list(filter(str.strip, text.splitlines())))
-        encode = partial(engine.sources.encode, origin=origin, target=target)
+        begin, texts = sources.begin(origin, target), _spread(list(filter(str.strip, text.splitlines())))
+        encode = partial(sources.encode, origin=origin, target=target)
         source = engine.bundle.manifest.target.source
         assert source is not None
         most = source.most
         cut = [pieces(line[:LINE], lambda part: len(encode(part)) <= most)[0] for line in texts]
         return [Source.of(encode(line), begin) for line in cut]
-    if engine.encoding is not None:
+    if engine.inputs.sourced:
         return []
     size = min(PROMPT_TOKENS, engine.context // 2)
     lines = [tokens for line in text.splitlines() if len(tokens := engine.codec.encode(line)) >= 4]
@@ -110,7 +112,7 @@ def make_golden(
     engine = load(bundle, threads=threads, check=False, prompt_cache=False)
     vectors, settings = [], Settings(method=AR, max_new_tokens=BRIEF if brief else NEW_TOKENS)
     for prompt in golden_prompts(engine, text)[: 1 if brief else None]:
-        given, begin = (prompt.tokens, list(prompt.begin)) if isinstance(prompt, Source) else (prompt, None)
+        given, begin = (list(prompt.tokens), list(prompt)) if isinstance(prompt, Source) else (prompt, None)
         tokens = engine.generate(prompt, settings).tokens
         vectors.append(GoldenVector(prompt=given, begin=begin, method=AR, tokens=tokens))
     return vectors, _seen(engine, text), made_by(engine)
@@ -118,14 +120,15 @@ def make_golden(
 
 def _seen(engine: Engine, text: str) -> list[SeenVector]:
     """Let a model that accepts images continue one and a line of the text."""
-    if engine.images is None or engine.images.kind != "image" or find_spec("PIL") is None:
+    if engine.bundle.manifest.target.image is None or engine.operators.kind != "native" or find_spec("PIL") is None:
         return []
     line = next(filter(str.strip, text.splitlines()), "It is")[:LINE]
-    prompt = engine.images.prompt(engine.codec, [proof_picture(PICTURE), line])
+    shown: list[str | Image] = [proof_picture(PICTURE), line]
+    prompt = engine.encode(shown)
     if len(prompt) + NEW_TOKENS > engine.context:
         return []
     written = engine.generate(prompt, Settings(method=AR, max_new_tokens=NEW_TOKENS)).tokens
-    word = engine.images.part.words.id
+    word = engine.bundle.manifest.target.image.words.id
     return [SeenVector(size=PICTURE, prompt=[word if token >= INSERTED else token for token in prompt],
                        tokens=written)]  # fmt: skip
 
@@ -249,16 +252,16 @@ def prove(
     return proofs
 
 
-def golden_of(engine: Engine) -> list[tuple[list[int] | Source, list[int]]]:
+def golden_of(engine: Engine) -> list[tuple[list[int], list[int]]]:
     """Return the inputs and outputs of the bundle's golden vectors, as far as the context allows.
 
     Those of pictures are among them where pictures can be read.
     """
     vectors = engine.bundle.manifest.golden
-    found: list[tuple[list[int] | Source, GoldenVector | SeenVector]]
+    found: list[tuple[list[int], GoldenVector | SeenVector]]
     found = [(one.prompt if one.begin is None else Source.of(one.prompt, one.begin), one) for one in vectors]
-    part = getattr(engine.images, "part", None)  # captions have none
-    if vectors and isinstance(part, ImagePart) and find_spec("PIL") is not None:
+    part = engine.bundle.manifest.target.image
+    if vectors and part is not None and engine.operators.kind == "native" and find_spec("PIL") is not None:
         found += [(engine.place(one.prompt, [proof_picture(one.size)]), one) for one in part.proof]
     return [(prompt, one.tokens) for prompt, one in found if len(one.prompt) + len(one.tokens) <= engine.context]
 
@@ -294,8 +297,8 @@ def _difference(
     if at == min(len(expected), len(got)):  # one is the beginning of the other
         return Difference(number, at, -1, -1, float("inf"), False)
     given = engine.encode(prompt, settings)
-    tokens = begun(given) + got[:at]
-    params, noise = ruled(engine, settings.sampling, settings, begun(given)), Noise(settings.sampling.seed)
+    tokens = list(given) + got[:at]
+    params, noise = ruled(engine, settings.sampling, settings, list(given)), Noise(settings.sampling.seed)
     slot = engine.open_slot(len(tokens) + len(got) + 2, given)
     slot.prefill(tokens[:-1])
     gaps: list[float] = []
@@ -310,13 +313,13 @@ def _difference(
     return Difference(number, at, expected[at], got[at], gaps[0], is_near_tie(gaps, limit))
 
 
-def near_tie_limit(engine: Engine, tokens: Sequence[int], prompt: Sequence[int] | Source | None = None) -> float:
+def near_tie_limit(engine: Engine, tokens: Sequence[int], given: Input | None = None) -> float:
     """Return the largest difference of two logits that is still a near-tie, in standard deviations of a row.
 
     Measured on this machine: the largest difference between a row in a pass of one row and the same row at the head
     of a block.
     """
-    slot = engine.open_slot(prompt=prompt)
+    slot = engine.open_slot(given=given)
     probed = list(tokens[-PROBED:])
     largest = 0.0
     for at in range(1, len(probed) - 1):
@@ -337,7 +340,7 @@ def _noise(engine: Engine, prompt: Prompt, written: Sequence[int], chains: bool,
     ``chains``: for a graph that accepts only chains: four rows per pass instead of row by row.
     """
     given = engine.encode(prompt, settings)
-    tokens = [*begun(given), *written]
+    tokens = [*list(given), *written]
     first = max(1, len(tokens) - TREE_PROBED)
     plain, other = (engine.open_slot(len(tokens) + 8, given) for _ in range(2))
     for slot in (plain, other):

@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from edgespec.decoding.settings import Grammar, Settings
 from edgespec.engine.engine import Engine
+from edgespec.engine.request import Request as TextRequest
 from edgespec.engine.transcript import Segment, Transcript
 from edgespec.runtimes.files.speech import Task
 from edgespec.runtimes.text.call_syntax import Event as Piece
@@ -190,7 +191,8 @@ class Jobs:
             with suppress(RuntimeError):  # the loop has ended: nobody waits
                 loop.call_soon_threadsafe(put, event)
 
-        return self.scheduler.submit(PendingRequest(prompt, settings, sink, client, request, self._owner(client)))
+        made = TextRequest(self.engine, prompt, settings, owner=self._owner(client))
+        return self.scheduler.submit(PendingRequest(made, sink, client, request))
 
     def _owner(self, client: str) -> str | None:
         """Whose what is computed is: of one client, or of all."""

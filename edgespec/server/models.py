@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.drafters.registry import complete
-from edgespec.engine.admission import held
 from edgespec.engine.embedding import why_no_embeddings
 from edgespec.engine.loading import load
 from edgespec.engine.methods import own_sampling
@@ -46,7 +45,7 @@ class _Loaded:
 
     def bytes(self, wait: bool = True) -> int:
         """All that it takes; ``wait``: for a text that begins just now."""
-        return self.size + (sum(held(self.jobs.engine, wait=wait)) if self.jobs else 0)
+        return self.size + (sum(self.jobs.engine.reservations.held(wait=wait)) if self.jobs else 0)
 
 
 class Model:
@@ -251,7 +250,7 @@ class Models:
             self._loaded.remove(loaded)
             raise
         engine.allowance.reserve(SERVER)
-        engine.allowance.others, engine.places.lock = others, self._memory
+        engine.allowance.others, engine.reservations.lock = others, self._memory
         jobs = Jobs(engine, name, self.limits, self.stored, self.metrics, partial(self.make_room, model), self.shared)
         with self._lock:
             loaded.jobs = model.jobs = jobs

@@ -24,7 +24,7 @@ from edgespec.server.apis import APIS, Kind
 from edgespec.server.errors import Busy, Failure, Stopped
 from edgespec.server.held import Held
 from edgespec.server.queues import SerialQueue, answer, refuse
-from edgespec.server.reading import HEAD, MEMORY, Asking, ModelInfo, ParsedRequest, command, kinds, understood
+from edgespec.server.reading import HEAD, MEMORY, Asking, ModelInfo, ParsedRequest, command, kinds
 
 MOST_NOTED = 256  # fields that are logged
 SMALL = 1 << 14  # bytes of a small request
@@ -64,7 +64,6 @@ class Readers:
     """
 
     def __init__(self, models: Sequence[ModelInfo], log: Callable[[str], None] | None = None) -> None:
-        self._known = {known.name: known for known in models}
         self._log, self._noted = log or (lambda _: None), set[tuple[str, str]]()
         self._small = WorkerQueue(models, QUICK, False)
         self._large = WorkerQueue(models, SLOW, True)
@@ -101,7 +100,7 @@ class Readers:
         found, prompts = await self.ask(client, kind, body, held=held)
         if (previous := found.get("previous")) is not None and look_up is not None:
             found, prompts = await self.ask(client, kind, body, look_up(previous), held)
-        return understood(self._known, found, prompts)
+        return ParsedRequest.of(found, prompts)
 
     async def ask(self, client: str, kind: Asking, body: bytes, earlier: bytes = b"", held: Held | None = None) -> Told:
         """Read what is asked, as ``Reader.read`` gives it; errors as of ``read``."""

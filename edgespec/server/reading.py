@@ -11,9 +11,9 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -99,12 +99,16 @@ def kinds() -> list[Asking]:
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request that may run.
+    """A request that may run, as plain data: the process that reads makes it, and the one that answers gets it.
 
     Attributes:
         model: that is asked.
         prompts: token ids of each.
-        settings: of all its texts, but for the seeds.
+        sampling: of the model, where the request says nothing.
+        changes: of settings, as ``Settings.changed`` takes them.
+        biases: tokens, and what is added to their logits.
+        grammar: of the whole answer; None = it is free.
+        predicted: token ids of the expected text; None = nothing is expected.
         choices: texts for each prompt.
         seed: of the first choice; None = none was given.
         stream, usage, drafts: how it is answered.
@@ -117,7 +121,11 @@ class ParsedRequest:
 
     model: str
     prompts: list[array[int]]
-    settings: Settings
+    sampling: dict[str, Any]
+    changes: dict[str, Any]
+    biases: list[tuple[int, float]]
+    grammar: Grammar | None
+    predicted: array[int] | None
     choices: int
     seed: int | None
     stream: bool
@@ -128,6 +136,33 @@ class ParsedRequest:
     shape: AnswerShape
     echo: dict[str, Any]
     pictures: list[Given]
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of all its texts, but for the seeds; an ``InvalidRequest``: a value outside its range."""
+        base = Settings(sampling=SamplingParams(**self.sampling), grammar=self.grammar)
+        lists = {name: tuple(self.changes[name]) for name in ("stop", "markers")}
+        expected = {} if self.predicted is None else {"prediction": tuple(self.predicted)}
+        return base.changed(**self.changes | lists | expected | {"logit_bias": dict(self.biases)})
+
+    def told(self) -> tuple[dict[str, Any], list[array[int]]]:
+        """Return it as JSON, with bytes and pictures apart, and the arrays of token ids; ``of`` reads both."""
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("prompts", "predicted")}
+        blobs = {name: value for name, value in self.echo.items() if isinstance(value, bytes)}
+        found |= {"echo": {name: value for name, value in self.echo.items() if name not in blobs}, "blobs": blobs}
+        found |= {"grammar": self.grammar and [self.grammar.kind, self.grammar.text], "shape": asdict(self.shape)}
+        found["predicted"] = self.predicted is not None
+        return found, [*self.prompts, *([] if self.predicted is None else [self.predicted])]
+
+    @classmethod
+    def of(cls, found: dict[str, Any], prompts: list[array[int]]) -> ParsedRequest:
+        """Make it from what ``told`` gives."""
+        predicted = prompts[-1] if found["predicted"] else None
+        prompts = prompts[:-1] if found["predicted"] else prompts
+        plain = {one.name: found[one.name] for one in fields(cls) if one.name in found}
+        grammar, echo = found["grammar"], found["echo"] | found["blobs"]
+        own = {"grammar": grammar and Grammar(*grammar), "shape": AnswerShape(**found["shape"]), "echo": echo}
+        return cls(**plain | own | {"prompts": prompts, "predicted": predicted})
 
     def each(self) -> list[Settings]:
         """List the settings of each choice of a prompt."""
@@ -186,7 +221,7 @@ class Reader:
         return self._opened[model]
 
     def read(self, kind: Asking, body: bytes, earlier: bytes = b"") -> tuple[dict[str, Any], list[array[int]]]:
-        """Read what is asked, as plain data for ``understood``, and the token ids of each prompt.
+        """Read what is asked, as plain data (of a text, ``ParsedRequest.told``), and the token ids of each prompt.
 
         Args:
             kind: of the request.
@@ -225,37 +260,33 @@ class Reader:
             return {"count": len(prompts[0])}, []
         changes = asked.changes(known.tokens, default) | {"markers": plan.markers}
         biases = {int(token): bias for token, bias in (asked.logit_bias or {}).items()}
-        settings = settings_of(known.sampling, changes, biases, grammar)
-        for prompt in prompts:
-            check_prompt(prompt, settings.sampling, known.vocab, known.most + 1 if known.most else known.context)
+        predicted, options = changes.pop("prediction", None), asked.stream_options
         try:
             large = grammar is not None and _tried(tokens, grammar)
         except InvalidRequest as error:
             raise _of_a_tool(tokens, asked) or error from error
-        tokenized = [array("i", prompt) for prompt in prompts]
-        if predicted := changes.pop("prediction", None):
-            tokenized.append(_predicted(tokens, predicted))
-        repeated = sent.echo(earlier) if isinstance(sent, ResponsesRequest) else {}
-        blobs = {name: value for name, value in repeated.items() if isinstance(value, bytes)}
-        options = asked.stream_options
-        return {
-            "model": known.name,
-            "changes": changes,
-            "biases": list(biases.items()),
-            "grammar": None if grammar is None else [grammar.kind, grammar.text],
-            "large": large,
-            "predicted": bool(predicted),
-            "choices": asked.choices,
-            "seed": asked.seed,
-            "stream": bool(asked.stream),
-            "usage": options is not None and options.include_usage,
-            "drafts": asked.edgespec.show_drafts,
-            "single": plan.single,
-            "shape": asdict(plan.shape),
-            "echo": {name: value for name, value in repeated.items() if name not in blobs},
-            "blobs": blobs,
-            "pictures": plan.pictures,
-        }, tokenized
+        made = ParsedRequest(
+            model=known.name,
+            prompts=[array("i", prompt) for prompt in prompts],
+            sampling=known.sampling,
+            changes=changes,
+            biases=list(biases.items()),
+            grammar=grammar,
+            predicted=_predicted(tokens, predicted) if predicted else None,
+            choices=asked.choices,
+            seed=asked.seed,
+            stream=bool(asked.stream),
+            usage=options is not None and options.include_usage,
+            drafts=asked.edgespec.show_drafts,
+            single=plan.single,
+            large=large,
+            shape=plan.shape,
+            echo=sent.echo(earlier) if isinstance(sent, ResponsesRequest) else {},
+            pictures=list(plan.pictures),
+        )
+        for prompt in prompts:
+            check_prompt(prompt, made.settings.sampling, known.vocab, known.most + 1 if known.most else known.context)
+        return made.told()
 
 
 def _prompts(tokens: ModelTokens, asked: CompletionBase) -> tuple[list[list[int]], int, Plan]:
@@ -341,29 +372,6 @@ def parsed(body: bytes) -> dict[str, Any]:
         if not level:
             return made
     raise InvalidRequest(f"the body has more than {MOST_LEVELS} levels of lists and objects")
-
-
-def settings_of(
-    sampling: dict[str, Any], changes: dict[str, Any], biases: dict[int, float], grammar: Grammar | None
-) -> Settings:
-    """Make the settings of a request, but for its seed."""
-    base = Settings(sampling=SamplingParams(**sampling), grammar=grammar)
-    lists = {name: tuple(changes[name]) for name in ("stop", "markers")}
-    return base.changed(**changes | lists | {"logit_bias": biases})
-
-
-def understood(models: Mapping[str, ModelInfo], found: dict[str, Any], prompts: list[array[int]]) -> ParsedRequest:
-    """Make a request from what ``Reader.read`` gave."""
-    grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
-    model = found["model"]
-    settings = settings_of(models[model].sampling, found["changes"], dict(found["biases"]), grammar)
-    if found["predicted"]:
-        settings = settings.changed(prediction=tuple(prompts[-1]))
-        prompts = prompts[:-1]
-    how = {name: found[name] for name in ("choices", "seed", "stream", "usage", "drafts", "single", "large")}
-    echo = found["echo"] | found["blobs"]
-    shape = AnswerShape(**found["shape"])
-    return ParsedRequest(model, prompts, settings, shape=shape, pictures=found["pictures"], echo=echo, **how)
 
 
 def _no_number(name: str) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from edgespec.decoding.settings import Settings
 from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
 from edgespec.engine.result import Chunk, Result
 from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
 from edgespec.planning.allowance import MemoryBusyError
@@ -57,23 +56,20 @@ class Event:
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A request on its way."""
+    """A text that waits or is decoded, and who is told about it."""
 
-    prompt: Sequence[int]  # token ids
-    settings: Settings  # as for ``Engine.stream``
+    request: Request  # which has not begun
     # called with every event, in the decoding thread: it must be quick and must not raise
     sink: Callable[[Event], None]
     client: str = ""  # whose it is
-    request: str = ""  # which of its requests
-    owner: str | None = None  # as for ``RunningBatch.join``
+    group: str = ""  # which of the client's requests to the server
     deadline: float = math.inf  # when its time is over, by ``time.monotonic``
-    cancelled: threading.Event = field(default_factory=threading.Event)  # set by ``cancel``
     done: threading.Event = field(default_factory=threading.Event)  # set after its last event
     timed_out: bool = False  # its time was over before it had ended
 
     def cancel(self) -> None:
         """End it with the next round; nobody need wait for the rest."""
-        self.cancelled.set()
+        self.request.cancel()
 
     def end(self, event: Event) -> None:
         """Tell the last event."""
@@ -96,7 +92,7 @@ class Scheduler:
         self.limits, self._make_room = limits or Limits(), make_room
         self._batch = RunningBatch(engine, self.limits.parallel)
         self._waiting: FairQueue[PendingRequest] = FairQueue()
-        self._running: dict[Stream, PendingRequest] = {}
+        self._running: dict[Request, PendingRequest] = {}
         self._joining = False
         self._changed = threading.Condition()
         self._stopping = False
@@ -137,7 +133,7 @@ class Scheduler:
             part = self.limits.queue - self.limits.queue // 4  # somebody else's find a place
             if (own := self._waiting.of(client)) >= part + room:
                 raise Busy(f"{own} texts of this client wait already", "ask again when some of them are there")
-            self._waiting.add(client, ticket.request, ticket)
+            self._waiting.add(client, ticket.group, ticket)
             self._changed.notify()
         return ticket
 
@@ -167,8 +163,8 @@ class Scheduler:
             try:
                 self._look_at_clocks()
                 self._admit()
-                for stream, answer in self._batch.round():
-                    self._deliver(stream, answer)
+                for running, answer in self._batch.round():
+                    self._deliver(running, answer)
             except Exception as error:  # a mistake of ours: those at hand are told, the server goes on
                 self._batch.close()
                 for ticket in self._running.values():
@@ -190,22 +186,22 @@ class Scheduler:
             if not self._waiting:
                 return False
             self._joining = True
-            client, request, ticket = self._waiting.take()
+            client, group, ticket = self._waiting.take()
         try:
-            stream = self._batch.join(ticket.prompt, ticket.settings, ticket.cancelled, ticket.owner)
+            self._batch.begin(ticket.request)
         except BudgetError as error:
             if not self._running and not isinstance(error, MemoryBusyError):
                 ticket.end(Event(error=error))
                 return True
             with self._changed:  # when those that have it have ended there is room
-                self._waiting.put_back(client, request, ticket)
+                self._waiting.put_back(client, group, ticket)
             if not self._running:
                 self._make_room()
             return False
         except Exception as error:
             ticket.end(Event(error=error))
         else:
-            self._running[stream] = ticket
+            self._running[ticket.request] = ticket
         return True
 
     def _look_at_clocks(self) -> None:
@@ -225,7 +221,7 @@ class Scheduler:
                 why = Stopped("the server stopped before its turn", "ask again in a moment")
             elif timed_out:
                 why = Busy("its turn did not come in time", "ask again in a moment")
-            elif ticket.cancelled.is_set():
+            elif ticket.request.cancelled:
                 why = ClientDisconnected("cancelled before its turn")
             else:
                 continue
@@ -233,16 +229,16 @@ class Scheduler:
                 self._waiting.remove(ticket)
             ticket.end(Event(error=why, timed_out=timed_out))
 
-    def _deliver(self, stream: Stream, answer: Chunk | Exception) -> None:
-        ticket = self._running[stream]
+    def _deliver(self, running: Request, answer: Chunk | Exception) -> None:
+        ticket = self._running[running]
         if isinstance(answer, Exception):
-            del self._running[stream]
+            del self._running[running]
             ticket.end(Event(error=answer))
             return
         ticket.sink(Event(chunk=answer))
-        if stream.ended:
-            del self._running[stream]
-            result = stream.result
+        if running.ended:
+            del self._running[running]
+            result = running.result
             if result.finish == "cancelled" and time.monotonic() > self._last:
                 ticket.end(Event(error=Stopped("the server stopped before this text was finished")))
             else:

@@ -53,10 +53,9 @@ def test_texts_behind_recordings_are_those_of_transformers(tmp_path: Path, name:
     parts: Parts = [hearing.BEFORE, first, hearing.AFTER]
     with load(folder, threads=1) as engine:
         tokens = engine.encode(parts)
-        assert isinstance(tokens, list)
         assert [hearing.SOUND if token >= INSERTED else token for token in tokens] == wanted["ids"].tolist()
         slot = engine.open_slot()
-        with engine.seeing(tokens):
+        with tokens:
             slot.prefill(tokens[:-1])
             logits = slot.forward(np.array(tokens[-1:], np.int64)).logits[0]
         np.testing.assert_allclose(logits, wanted["logits"][-1], atol=1e-4, rtol=0)
@@ -161,7 +160,7 @@ def test_what_is_heard_once_costs_nothing_again(tmp_path: Path, monkeypatch: pyt
         assert not list(tmp_path.rglob("*.rows"))
         made = engine.generate(said("a ", Audio(first), " is"), **how)
         assert len(list(tmp_path.rglob("*.rows"))) == 1
-    monkeypatch.setattr(module.Images, "_heard", None)  # nothing may be computed again
+    monkeypatch.setattr(module.AudioReader, "_made", None)  # nothing may be computed again
     with load(folder, threads=1) as engine:
         assert engine.generate(said("a ", Audio(first.copy()), " is"), **how).tokens == made.tokens
         other = first.copy()

@@ -16,7 +16,7 @@ from edgespec.decoding.loop import Round
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.verify import Accept
 from edgespec.engine.engine import Engine
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
 from edgespec.engine.result import Chunk
 from edgespec.plugins.lossy import TopK
 from edgespec.runtimes.files.manifest import Operators
@@ -226,14 +226,14 @@ def test_not_a_bundle(command: Command, tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_was_written(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Round] = []
 
-    def interrupted(self: Stream, item: Round) -> Chunk:
+    def interrupted(self: Request, item: Round) -> Chunk:
         calls.append(item)
         if len(calls) % 6 == 0:
             raise KeyboardInterrupt
         return take(self, item)
 
-    take = Stream._take
-    monkeypatch.setattr(Stream, "_take", interrupted)
+    take = Request._take
+    monkeypatch.setattr(Request, "_take", interrupted)
     wanted = ("run", demo, "--prompt", PROMPT, "--method", "ar")
     result, as_json = command(*wanted), command(*wanted, "--json")
     assert (result.code, as_json.code) == (130, 130)

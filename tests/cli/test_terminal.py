@@ -18,7 +18,7 @@ from edgespec.cli.markdown import coloured as round_text
 from edgespec.decoding.loop import Round
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
 from edgespec.engine.result import Chunk
 from edgespec.runtimes.text.codec import TextCodec
 from tests.cli.conftest import Command
@@ -299,14 +299,14 @@ DRAFTING = ("--prompt", PROMPT, "--max-new-tokens", 80, "--method", "self-spec",
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Chunk, Round]]:
     """Every chunk that is made, with its round."""
     seen: list[tuple[Chunk, Round]] = []
-    take = Stream._take
+    take = Request._take
 
-    def noted(self: Stream, item: Round) -> Chunk:
+    def noted(self: Request, item: Round) -> Chunk:
         chunk = take(self, item)
         seen.append((chunk, item))
         return chunk
 
-    monkeypatch.setattr(Stream, "_take", noted)
+    monkeypatch.setattr(Request, "_take", noted)
     return seen
 
 

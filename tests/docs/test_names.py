@@ -15,8 +15,8 @@ from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.registry import METHODS
 from edgespec.engine.engine import Engine
-from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
+from edgespec.engine.stream import Stream
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.extensions import GROUPS
 from edgespec.judge.client import Server
@@ -67,7 +67,7 @@ def test_python_names(page: str) -> None:
         if not dotted.endswith(".json") and f"{dotted.replace('.', '/')}.py" not in MADE:
             resolve(dotted)
     for code in [*inline(page), *blocks(page, "python")]:
-        for name, attribute in re.findall(r"(?<![\w.])(engine|result|stream)\.([a-z]\w*)", code):
+        for name, attribute in re.findall(r"(?<![\w./])(engine|result|stream)\.([a-z]\w*)", code):
             known = OBJECTS[name]
             assert hasattr(known, attribute) or attribute in attributes(known), f"{page}: no {name}.{attribute}"
 

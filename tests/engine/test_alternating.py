@@ -11,7 +11,8 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
 from edgespec.engine.pool import MOST_IDLE
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
+from edgespec.engine.stream import Stream
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS
 
@@ -91,7 +92,7 @@ def test_in_a_batch_that_runs_on(fresh: Fresh, method: str) -> None:
     for turn in range(3):
         for talk in talks:
             stream = batch.join(talk.prompt, settings)
-            while batch.streams:
+            while batch.requests:
                 for _, got in batch.round():
                     assert not isinstance(got, Exception)
             assert stream.result.stats.reused_tokens == (talk.held() if turn else 0)
@@ -141,7 +142,7 @@ def test_other_owners_texts_are_neither_taken_up_nor_lent(fresh: Fresh) -> None:
     engine, prompt = fresh(), text(1, 200)
     settings, found = Settings(method="ar", max_new_tokens=4, ignore_eos=True), list[int]()
     for owner in ("a", "b", "a", None, "b"):
-        stream = Stream(engine, prompt, settings, owner=owner)
+        stream = Stream(Request(engine, prompt, settings, owner=owner))
         for _ in stream:
             pass
         found.append(stream.result.stats.reused_tokens)
@@ -168,7 +169,7 @@ def test_what_is_counted_is_what_is_taken(fresh: Fresh) -> None:
         Talk(number, length).ask(engine, method="ar")
     pool = engine.sessions
     for prompt in ([*text(1, 600), 7], [*text(2, 100), 7], text(3, 300), text(9, 50), text(2, 10)):
-        expected = pool.next_bytes(prompt)
+        expected = pool.match(prompt).kv_bytes
         before = len(pool.sessions)
         session = pool.take(prompt)
         assert expected == (session.kv_bytes if len(pool.sessions) == before else 0)

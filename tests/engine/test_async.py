@@ -163,7 +163,7 @@ def test_a_stream_that_nobody_has_ends(engine: Get) -> None:
         ended.extend(stream._streams)
         del stream
         gc.collect()
-        while not ended[0].ended:
+        while not ended[0].request.ended:
             await asyncio.sleep(0.001)
 
     run(forget())

@@ -41,16 +41,16 @@ one_arena()
 engine = edgespec.load(bundle, threads=1, operators="native", budget=budget, check=False)
 batch, waiting, together, written = RunningBatch(engine, 4), list(lengths), 0, 0
 settings = Settings(method="ar", max_new_tokens=8, ignore_eos=True)
-while waiting or batch.streams:
+while waiting or batch.requests:
     while waiting and batch.room:
         try:
             batch.join([5 + len(waiting)] * waiting[0], settings)
         except BudgetError:
-            if not batch.streams:
+            if not batch.requests:
                 raise
             break
         waiting.pop(0)
-    together = max(together, len(batch.streams))
+    together = max(together, len(batch.requests))
     for stream, got in batch.round():
         if isinstance(got, Exception):
             raise got
@@ -109,16 +109,16 @@ def test_what_a_batch_holds_counts_for_whoever_comes(bundle: Path, within: Calla
     batch.join([5] * LONG, settings)
     with pytest.raises(BudgetError, match="and the budget is"):
         engine.generate([6] * LONG, settings)  # another thread's, beside it
-    assert len(engine.places.taken) == 1
-    while batch.streams:
+    assert len(engine.reservations.taken) == 1
+    while batch.requests:
         list(batch.round())
-    assert not engine.places.taken
+    assert not engine.reservations.taken
     held = engine.kv_bytes()
     assert held > (two - one) // 2
     engine.generate([6] * LONG, settings)  # the idle text of the batch makes room
     assert engine.kv_bytes() < 2 * held
     batch.join([7] * SHORT, settings)  # and its slots serve again
-    while batch.streams:
+    while batch.requests:
         list(batch.round())
     batch.close()
     engine.close()
@@ -133,9 +133,9 @@ def test_a_common_beginning_counts_once_as_soon_as_it_is_read(bundle: Path, with
         stream = batch.join([*[5] * (LONG - 1), 6 + number], Settings(method="ar", max_new_tokens=NEW, ignore_eos=True))
         while stream.reading:
             list(batch.round())
-    assert len(batch.streams) == 4
+    assert len(batch.requests) == 4
     assert engine.kv_bytes() < 2 * (two - one)
-    while batch.streams:
+    while batch.requests:
         list(batch.round())
     for number in range(2):
         batch.join([7 + number] * LONG, Settings(method="ar", max_new_tokens=NEW, ignore_eos=True))

@@ -89,7 +89,7 @@ def test_texts_are_those_of_their_tokens(engine: Engine) -> None:
     found = engine.embed(["Good night", engine.codec.encode("Good night"), "Speak!"])
     assert found[0].tobytes() == found[1].tobytes() != found[2].tobytes()
     assert engine.embed([]).shape == (0, engine.bundle.manifest.target.facts.hidden)
-    assert not engine.places.taken
+    assert not engine.reservations.taken
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_texts_are_those_of_their_tokens(engine: Engine) -> None:
 def test_what_is_no_text_is_refused(engine: Engine, texts: Any, more: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         engine.embed(texts, **more)
-    assert not engine.places.taken
+    assert not engine.reservations.taken
 
 
 def test_a_bundle_that_cannot_says_what_to_do(engine: Engine, bundles: Callable[..., Path]) -> None:

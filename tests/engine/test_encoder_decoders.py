@@ -79,7 +79,7 @@ def test_every_methods_text_is_plain_decodings(engine: Callable[[Format], Engine
         for line, made in zip(LINES[:6], expected, strict=True)
     ]
     assert sum(alike) > 0.95 * len(alike)  # of the characters; the sources are .93
-    assert expected[0].stats.source_rows == len(it.sources.encode(SOURCES[0]) if it.sources else [])
+    assert expected[0].stats.source_rows == len(it.inputs.sources.encode(SOURCES[0]) if it.inputs.sources else [])
 
 
 def test_names_that_a_source_has_are_guessed(engine: Callable[[Format], Engine]) -> None:
@@ -145,8 +145,8 @@ def test_a_server_gives_the_same_texts(engine: Callable[[Format], Engine]) -> No
     with TestClient(make_app(Models({"it": it.bundle.path})), base_url="http://localhost") as client:
         answer = client.post("/v1/completions", json=asked).json()
         assert [one["text"] for one in answer["choices"]] == [it.generate(source).text for source in SOURCES[:2]]
-        assert it.sources is not None
-        assert answer["usage"]["prompt_tokens"] == sum(len(it.sources.encode(source)) for source in SOURCES[:2])
+        assert it.inputs.sources is not None
+        assert answer["usage"]["prompt_tokens"] == sum(len(it.inputs.sources.encode(source)) for source in SOURCES[:2])
         refused = client.post("/v1/completions", json=asked | {"edgespec": {"target_language": "ko"}})
         assert refused.status_code == 400
         assert "cannot be told to write ko" in refused.text
@@ -155,9 +155,9 @@ def test_a_server_gives_the_same_texts(engine: Callable[[Format], Engine]) -> No
 def test_memory_of_both_sides_is_planned(engine: Callable[[Format], Engine]) -> None:
     it = engine("int8")
     parts = {part.name: part.all for part in memory_of(it.bundle.manifest, it.run).parts}
-    assert it.encoding is not None
+    assert it.inputs.sourced
     it.generate(SOURCES[0], method="ar")
-    assert 0 < it.encoding.nbytes <= parts["memories"] + parts["encoder scratch"]
+    assert 0 < it.inputs.nbytes <= parts["memories"] + parts["encoder scratch"]
     encoder = it.bundle.manifest.target.encoder
     assert encoder is not None
     size = it.bundle.manifest.files[encoder.weights].size

@@ -20,7 +20,8 @@ from edgespec.decoding.settings import Settings
 from edgespec.decoding.text import INSERTED
 from edgespec.engine import images as module
 from edgespec.engine.engine import Engine
-from edgespec.engine.images import Images, Placed
+from edgespec.engine.images import ImageReader
+from edgespec.engine.input import MultimodalTokens
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.bundle.writer import staged_folder
@@ -51,7 +52,7 @@ METHODS = ["speculative", "self-spec", "swift", "ngram", "medusa", "paradecode",
 LINES = "ROMEO: But soft, what light through yonder window breaks? It is the east, and Juliet is the sun.\nJULIET: "
 
 
-class Words(Images):
+class Words(ImageReader):
     """Makes rows of the words that pixels name."""
 
     made = 0
@@ -92,9 +93,9 @@ def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         target = bundle.manifest.target.model_copy(update={"image": PART})
         bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"target": target}))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("edgespec.engine.captions.Images", Words)
+            patch.setattr("edgespec.engine.inputs.ImageReader", Words)
             engine = Engine(bundle, LoadOptions(threads=1, **how))
-        engine.images.engine = engine  # type: ignore[union-attr]
+        engine.inputs.reader.engine = engine  # type: ignore[attr-defined]
         made.append(engine)
         return engine
 
@@ -117,9 +118,9 @@ def prompts(engine: Engine) -> list[Parts]:
             ["To be, or not to be, that is the question. ", second, "To be, or not"]]  # fmt: skip
 
 
-def tokens_of(engine: Engine, parts: Parts) -> Placed:
+def tokens_of(engine: Engine, parts: Parts) -> MultimodalTokens:
     found = engine.encode(parts)
-    assert isinstance(found, Placed)
+    assert isinstance(found, MultimodalTokens)
     return found
 
 
@@ -288,19 +289,36 @@ def test_texts_behind_images_are_those_of_transformers(tmp_path: Path, name: str
         assert again.stats.reused_tokens >= again.stats.image_rows == asked.image_rows
 
 
+def test_a_request_that_cannot_begin_leaves_nothing(engine: Engine) -> None:
+    given = tokens_of(engine, prompts(engine)[0])
+    assert engine.encode(given) is given
+    assert given.span_rows == sum(len(span.rows) for span in given.spans) == SIDE**2
+    vocab = engine.bundle.manifest.target.facts.vocab
+    with pytest.raises(InvalidRequest, match="logit_bias"):
+        engine.stream(given, logit_bias={vocab: 1.0})
+    assert ([span.users for span in given.spans], engine.reservations.taken, engine.sessions.busy) == ([0], [], 0)
+    stream = engine.stream(given, max_new_tokens=4)
+    assert ([span.users for span in given.spans], len(engine.reservations.taken), engine.sessions.busy) == ([1], 1, 1)
+    stream.close()
+    stream.close()
+    assert ([span.users for span in given.spans], engine.reservations.taken, engine.sessions.busy) == ([0], [], 0)
+
+
 def test_golden_vectors_of_a_picture_and_fewer_rows(tmp_path: Path) -> None:
     source = sight.write_case(tmp_path / "source", "lfm2_vl")
     (source / "calibration.txt").write_text("a picture of the sea and what it is " * 99, "utf-8")
     bundle = edgespec.export(source, tmp_path / "bundle", format="int8", threads=1, quick=True, methods=["self-spec"])
     with load(bundle, threads=1) as engine:
         found = golden_of(engine)
-        prompts = [prompt for prompt, _ in found if isinstance(prompt, Placed)]
+        prompts = [prompt for prompt, _ in found if isinstance(prompt, MultimodalTokens)]
         assert len(prompts) == 1
         assert check_golden(engine) == (len(found), len(found))
-        part: Any = engine.images.part  # type: ignore[union-attr]
+        part, manifest = engine.bundle.manifest.target.image, engine.bundle.manifest
+        assert part is not None
         assert all(proof.exact for proof in prove(engine, prompts, Settings(max_new_tokens=8), ["self-spec"]))
         wrong = part.proof[0].model_copy(update={"tokens": [token + 1 for token in part.proof[0].tokens]})
-        engine.images.part = part.model_copy(update={"proof": [wrong]})  # type: ignore[union-attr]
+        target = manifest.target.model_copy(update={"image": part.model_copy(update={"proof": [wrong]})})
+        engine.bundle = replace(engine.bundle, manifest=manifest.model_copy(update={"target": target}))
         assert check_golden(engine) == (len(found) - 1, len(found))
     with load(bundle, threads=1, image_rows=6) as engine:
         assert 0 < sum(token >= INSERTED for token in tokens_of(engine, ["a ", proof_picture(PICTURE), " b"])) <= 6

@@ -47,7 +47,7 @@ def test_a_cancel_is_seen_between_chunks(
 ) -> None:
     engine, cancel = fresh(), threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr("edgespec.engine.request.time.sleep", lambda _: cancel.set() if len(prefills) == 2 else None)
+        patch.setattr("edgespec.engine.stream.time.sleep", lambda _: cancel.set() if len(prefills) == 2 else None)
         result = engine.generate(LONG, PLAIN, cancel=cancel)
     assert (result.finish, result.tokens, len(prefills)) == ("cancelled", [], 2)
     assert len(engine.generate(LONG, PLAIN).tokens) == 8
@@ -77,7 +77,7 @@ def test_another_request_runs_between_chunks(
             running.start()
             running.join()
 
-    monkeypatch.setattr("edgespec.engine.request.time.sleep", other)
+    monkeypatch.setattr("edgespec.engine.stream.time.sleep", other)
     assert engine.generate(LONG, settings).tokens == expected
     assert texts
     assert all(text == alone for text in texts)
@@ -114,7 +114,7 @@ def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
             running.start()
             running.join()
 
-    monkeypatch.setattr("edgespec.engine.request.time.sleep", other)
+    monkeypatch.setattr("edgespec.engine.stream.time.sleep", other)
     stream = engine.stream(LONG, PLAIN.changed(method="speculative"), cancel=cancel)
     for number, _ in enumerate(stream):
         if number == 3:
@@ -145,7 +145,7 @@ def test_a_batch_decodes_beside_a_long_prompt(fresh: Callable[..., Engine], rows
     assert short.result.tokens == alone[1]
     assert rounds < 12
     cancel.set()
-    drained(batch, lambda: not batch.streams)
+    drained(batch, lambda: not batch.requests)
     assert (gone.result.finish, gone.result.tokens) == ("cancelled", [])
     assert long.result.tokens == alone[0]
     batch.close()

@@ -238,7 +238,7 @@ def test_a_server_keeps_the_texts_of_keys_apart(fresh: Fresh) -> None:
             batch = RunningBatch(engine, 2)
             settings = engine.defaults.changed(max_new_tokens=2)
             stream = batch.join(engine.codec.encode(BEGINNING), settings, owner=owner)
-            while batch.streams:
+            while batch.requests:
                 for _ in batch.round():
                     pass
             batch.close()
@@ -327,8 +327,8 @@ def test_what_was_read_of_a_prompt_is_kept_although_it_ended(fresh: Fresh, monke
     monkeypatch.setattr(prompt_cache, "EVERY", 256)
     with fresh() as engine:
         stream = engine.stream(BEGINNING, max_new_tokens=4)
-        while len(stream.target.tokens) < 512:
-            stream.step()
+        while len(stream.request.target.tokens) < 512:
+            stream.request.step()
         stream.close()
     assert told(fresh(), BEGINNING, max_new_tokens=4).stats.reused_tokens == 512
 
@@ -360,6 +360,6 @@ def test_rows_that_are_still_to_be_moved(native: None, bundles: Callable[..., Pa
             other = plain.stream(whole, max_new_tokens=2, ignore_eos=True, method="ar")
             assert [chunk.text for chunk in got] == [chunk.text for chunk in other]
             assert got.result.stats.reused_tokens > length + 64
-            found, expected = got.target.snapshot(), other.target.snapshot()
+            found, expected = got.request.target.snapshot(), other.request.target.snapshot()
             assert all(np.array_equal(found[name], expected[name]) for name in expected)
     assert pending  # else this shows nothing

@@ -13,7 +13,7 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.batch import RunningBatch
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.native_batch import BatchSlot, shared_bytes
 from edgespec.runtimes.slots.slot import Slot
@@ -40,7 +40,7 @@ def prompts(engine: Engine, count: int) -> list[list[int]]:
 
 
 def finish(batch: RunningBatch) -> None:
-    while batch.streams:
+    while batch.requests:
         for _, got in batch.round():
             assert not isinstance(got, Exception), got
 
@@ -86,13 +86,13 @@ def test_a_beginning_is_held_once(fresh: Get) -> None:
     slots = [stream.target for stream in streams if isinstance(stream.target, BatchSlot)]
     assert len(slots) == 4
     block = slots[0].batch.pool.block_bytes
-    assert shared_bytes(slots) == made.places.shared_bytes() == 3 * (400 // 128) * block
+    assert shared_bytes(slots) == made.reservations.shared_bytes() == 3 * (400 // 128) * block
     streams[0].cancel()
     list(batch.round())
-    assert made.places.shared_bytes() == 2 * (400 // 128) * block
+    assert made.reservations.shared_bytes() == 2 * (400 // 128) * block
     finish(batch)
     assert [stream.result.tokens for stream in streams[1:]] == alone[1:]
-    assert made.places.shared_bytes() == 0
+    assert made.reservations.shared_bytes() == 0
     assert shared_bytes(slots) == 3 * (400 // 128) * block  # idle ones hold it for the next
     batch.close()
 
@@ -145,7 +145,7 @@ def test_chats_with_one_system_prompt(
         made.sessions.clear()
     prefills.clear()
     batch = RunningBatch(made, 5)
-    streams: list[Stream] = []
+    streams: list[Request] = []
     for prompt in asked:
         streams.append(batch.join(prompt, settings))
         list(batch.round())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgespec.engine.captions import Captions
+from edgespec.engine.captions import CaptionReader
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, IncompatibleDraft, InvalidRequest
 from edgespec.export.loading import load_source
@@ -70,11 +70,11 @@ def test_a_caption_is_drawn_as_by_the_authors_code(tmp_path: Path) -> None:
         ExportOptions(str(source), tmp_path / "bundle", ["self-spec", "ngram"], format="fp32", trials=2), golden=False
     )
     with load(tmp_path / "bundle", threads=1) as engine, np.load(ARCHIVE) as wanted:
-        reader = engine.images
-        assert isinstance(reader, Captions)
+        reader = engine.inputs.reader
+        assert isinstance(reader, CaptionReader)
         asked, instead = reader.caption(CAPTION)
         assert len(asked) == len(IDS)
-        reader.hold(asked)
+        asked.hold()
         for begin, rows in zip((list(asked), instead), wanted["captioned_logits"], strict=True):
             slot = open_slot(engine.model)
             slot.prefill(begin[:-1])

@@ -36,8 +36,7 @@ def test_a_wider_reader_reads_the_same(tmp_path: Path) -> None:
         with load(tmp_path / str(at), threads=1) as engine:
             asked: list[str | Image] = [Image.open(PRINT / "line.png"), SAID["line"]]
             tokens = engine.encode(asked)
-            assert isinstance(tokens, list)
-            with engine.seeing(tokens):
+            with tokens:
                 slot = engine.open_slot()
                 slot.prefill(tokens[:-1])
                 logits.append(slot.forward(np.array(tokens[-1:], np.int64)).logits[0].copy())

@@ -127,7 +127,7 @@ def test_a_long_prompt_is_read_by_pieces(
         alone = engine.generate(PROMPTS[0], GREEDY).tokens
         engine.sessions.clear()
         pieces.clear()
-        monkeypatch.setattr("edgespec.engine.request.time.sleep", other)
+        monkeypatch.setattr("edgespec.engine.stream.time.sleep", other)
         found = engine.generate(prompt, GREEDY, method="eagle", cancel=cancel)
     assert texts == [alone]
     if cancelled:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.engine.engine import Engine, Prompt
+from edgespec.engine.engine import Engine
+from edgespec.engine.inputs import Prompt
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import LEAST, MOST, medians, spread, time_turns

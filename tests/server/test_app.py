@@ -19,7 +19,7 @@ from edgespec.decoding.loop import Round
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request as TextRequest
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.server.app import Access, make_app
 from edgespec.server.errors import Busy, Stopped
@@ -197,10 +197,10 @@ def test_unknown_paths_are_errors_of_the_same_shape(client: TestClient) -> None:
 
 def test_a_request_that_fails_ends_alone(client: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error in the middle of a text is told as the last event, and the next request is served."""
-    take = Stream._take  # of a round, whether its pass was run alone or with others
+    take = TextRequest._take  # of a round, whether its pass was run alone or with others
     calls = 0
 
-    def broken(self: Stream, item: Round) -> Any:
+    def broken(self: TextRequest, item: Round) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
@@ -208,7 +208,7 @@ def test_a_request_that_fails_ends_alone(client: TestClient, engine: Engine, mon
         return take(self, item)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stream, "_take", broken)
+        patch.setattr(TextRequest, "_take", broken)
         sent = client.post("/v1/chat/completions", json=ASK | {"stream": True, "edgespec": {"method": "ar"}}).text
     last = events(sent)[-1]
     assert last["error"]["message"] == "the weights are gone"
@@ -235,7 +235,7 @@ class Listener:
 
 def submit(scheduler: Scheduler, engine: Engine, listener: Listener) -> PendingRequest:
     settings = Settings(max_new_tokens=300, ignore_eos=True)
-    return scheduler.submit(PendingRequest(engine.codec.encode("The king"), settings, listener))
+    return scheduler.submit(PendingRequest(TextRequest(engine, "The king", settings), listener))
 
 
 def test_time_is_limited(engine: Engine) -> None:

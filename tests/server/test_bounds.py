@@ -32,7 +32,7 @@ from edgespec.server.guard import BodyLimit
 from edgespec.server.held import ASIDE, Held, HeldBytes
 from edgespec.server.models import Models
 from edgespec.server.readers import ended
-from edgespec.server.reading import ModelInfo, Reader, _predicted, _told, understood
+from edgespec.server.reading import ModelInfo, ParsedRequest, Reader, _predicted, _told
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.scheduler import Limits
 from edgespec.server.serving import SPARE, Open
@@ -143,7 +143,7 @@ def test_the_event_loop_waits_for_no_text_that_begins(served_bundle: Path) -> No
     models.open("demo")
     jobs = models.all["demo"].jobs
     assert jobs is not None
-    before, pools = models._free(), jobs.engine.places.pools
+    before, pools = models._free(), jobs.engine.reservations.pools
     with ThreadPoolExecutor(1) as elsewhere, ExitStack() as stack:
         for pool in pools:
             stack.enter_context(pool._lock)
@@ -241,7 +241,7 @@ def test_a_prediction_is_tokenized_once_and_cut_to_the_context(alone: Engine, kn
     assert list(_predicted(tokens, text)) == alone.codec.encode(text, special=False)
     assert len(_predicted(tokens, "a b " * 50_000)) == known.context
     told, prompts = reader.read("completion", json.dumps({"model": "demo", "prompt": "The king", "n": 16}).encode())
-    found = understood({"demo": known}, told | {"predicted": True}, [*prompts, array("i", [5, 6])])
+    found = ParsedRequest.of(told | {"predicted": True}, [*prompts, array("i", [5, 6])])
     assert [one.prediction for one in found.each()] == [(5, 6)] * 16
     assert len(found.prompts) == 1
 

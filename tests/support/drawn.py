@@ -26,7 +26,7 @@ def check_drawn(engine: Engine, text: str, method: str, length: int = 2, least: 
     """
     how, source = SamplingParams(temperature=3.0, top_k=4), engine.encode(text)
     assert isinstance(source, Source)
-    slot, begin = engine.open_slot(prompt=source), list(source.begin)
+    slot, begin = engine.open_slot(given=source), list(source.begin)
     texts: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from edgespec.decoding.settings import Settings
-from edgespec.engine.captions import Captions
+from edgespec.engine.captions import CaptionReader
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.outputs import Output, Written
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
 from edgespec.engine.result import Result
+from edgespec.engine.stream import Stream
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.runtimes.files.codes import CodesPart, ImageCodes
 from edgespec.runtimes.images.drawn import Pixels, pixels_of, png
@@ -50,7 +52,8 @@ def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threadin
     tokens, instead = _prompt(engine, image, prompt, other)
     if instead is not None and (image.caption or settings.negative_prompt is None):
         settings = settings.changed(negative_prompt=instead)
-    stream = Stream(engine.usable, tokens, settings.changed(max_new_tokens=count, ignore_eos=True), cancel)
+    settings = settings.changed(max_new_tokens=count, ignore_eos=True)
+    stream = Stream(Request(engine, tokens, settings, cancel))
     for _ in stream:
         pass
     result = stream.result
@@ -61,11 +64,11 @@ def draw(engine: LoadedBundle, prompt: str, settings: Settings, cancel: threadin
     return Drawing(pixels_of(engine.code_decoder.run(codes)), whole)
 
 
-def _prompt(engine: LoadedBundle, image: ImageCodes, prompt: str, other: str) -> tuple[list[int], list[int] | None]:
+def _prompt(engine: LoadedBundle, image: ImageCodes, prompt: str, other: str) -> tuple[Sequence[int], list[int] | None]:
     """Encode the description of an image -> its tokens, and those of guidance's other half; None = the bundle's own."""
     if image.caption is not None and prompt.strip():
-        reader = engine.reader()
-        assert isinstance(reader, Captions)
+        reader = engine.inputs.reader
+        assert isinstance(reader, CaptionReader)
         return reader.caption(prompt, other)
     words = engine.codec.encode(image.template.replace("{}", prompt), special=image.pad is not None)
     if not prompt.strip() or words == image.null or set(words) & set(image.null) - {*image.begin, *image.end}:

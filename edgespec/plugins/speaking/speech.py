@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.outputs import Output, Written
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Request
 from edgespec.engine.result import Result
+from edgespec.engine.stream import Stream
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.audio.spoken import Samples, Windows, frame_noise, pcm, speech_prompt, wav_header
 from edgespec.runtimes.files.codes import CodesPart, SoundCodes
@@ -62,7 +63,7 @@ class Speech:
         _, sound = sound_part(engine.bundle.manifest)
         self.rate = sound.rate
         self._windows = windows(engine, settings.sampling.seed)
-        self.stream = Stream(engine.usable, speech_prompt(sound, engine.codec, text, voice), settings, cancel)
+        self.stream = Stream(Request(engine, speech_prompt(sound, engine.codec, text, voice), settings, cancel))
 
     def __iter__(self) -> Iterator[Samples]:
         try:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass
 from edgespec.engine.engine import Engine
-from edgespec.engine.images import Placed
+from edgespec.engine.input import MultimodalTokens
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
@@ -64,9 +64,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
             first, second = (Image.of(shown[number]) for number in sight.SHOWN)
             parts: list[str | Image] = ["a picture ", first, " and another ", second, " what is it"]
             tokens = engine.encode(parts)
-            assert isinstance(tokens, Placed)
-            engine.model.inserted.hold(tokens.images)
-            made[name] = Case(engine, list(tokens), tokens.images, sight.reference(name)["logits"][-1])
+            assert isinstance(tokens, MultimodalTokens)
+            engine.model.inserted.hold(tokens.spans)
+            made[name] = Case(engine, list(tokens), tuple(tokens.spans), sight.reference(name)["logits"][-1])
         return made[name]
 
     yield get
