@@ -46,7 +46,7 @@ def _recipe(ctx: click.Context, param: click.Parameter, value: str | None) -> No
     option(
         "--prompts",
         "File with a prompt on each line, or a JSON string on each.  [default: eight built-in ones]",
-        click.Path(exists=True, dir_okay=False, path_type=Path),
+        click.Path(path_type=Path),
     ),
     option("--limit", "Maximum number of prompts.", COUNT, 8),
     option("--max-new-tokens", "Tokens of a greedy text.", COUNT, 48),
@@ -96,10 +96,7 @@ def command(url: str | None, against: str | None, plain: dict[str, Any], as_json
     from edgespec.judge.page import write_page
     from edgespec.judge.sampled import Plan
 
-    if (url is None) == (options["command"] is None):
-        raise click.UsageError("expected a URL or --command, and not both")
-    if sum(map(bool, (against, options["against_command"], plain))) > 1:
-        raise click.UsageError("expected one of --against, --against-command and --plain")
+    _check(url, against, plain, options)
     prompts = list(PROMPTS) if options["prompts"] is None else _prompts(options["prompts"])
     temperatures = options["temperature"] or Plan.temperatures
     plan = Plan(
@@ -135,8 +132,6 @@ def command(url: str | None, against: str | None, plain: dict[str, Any], as_json
                           lambda done, of, what: report("judge", done, of, what), plain)  # fmt: skip
     except ServerError as error:
         raise click.UsageError(str(error)) from None
-    if options["report"] is not None:
-        write_page(options["report"], found)
     if as_json:
         emit_json(found.as_dict())
     else:
@@ -146,14 +141,32 @@ def command(url: str | None, against: str | None, plain: dict[str, Any], as_json
             click.echo(f"{item.what}: {item.verdict}: {item.equal} of {item.prompts} texts equal, "
                        f"{item.agreed} of {item.tokens} tokens before the first difference")  # fmt: skip
         click.echo(found.line)
+    if options["report"] is not None:
+        write_page(options["report"], found)
     if found.verdict == "wrong" or (options["strict"] and found.verdict != "identical"):
         sys.exit(1)
+
+
+def _check(url: str | None, against: str | None, plain: dict[str, Any], options: dict[str, Any]) -> None:
+    """Refuse options that do not go together, before anything is asked."""
+    if (url is None) == (options["command"] is None):
+        raise click.UsageError("expected a URL or --command, and not both")
+    if sum(map(bool, (against, options["against_command"], plain))) > 1:
+        raise click.UsageError("expected one of --against, --against-command and --plain")
+    if options["report"] is not None and not options["report"].absolute().parent.is_dir():
+        raise click.UsageError(f"--report {options['report']}: no such folder")
 
 
 def _prompts(file: Path) -> list[str]:
     """Read a prompt from each line: as it is, or a JSON string."""
     found = []
-    for line in filter(str.strip, file.read_text("utf-8").splitlines()):
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file}: expected text in UTF-8: {error}") from None
+    except OSError as error:
+        raise click.UsageError(f"--prompts {file}: {error.strerror or error}") from None
+    for line in filter(str.strip, lines):
         try:
             prompt = json.loads(line)
         except ValueError:

@@ -203,19 +203,25 @@ def _difference(reference: Server, prompt: str, number: int, expected: Answer, g
     found = Difference(number, at, own.text, other.text)
     if not own.text or not other.text:  # one ends earlier: few servers report how likely an end is
         return found
+    if any("\ufffd" in text for text in texts(expected.tokens[:at])):
+        return found  # parts of characters look alike: the texts may have parted before
     rows: list[tuple[str, Row]] = [("row", own.top)]
     if margin(own.top, own.text, other.text) is None:
         rows.append(("asked", next_row(reference, prompt, texts(expected.tokens[:at]), expected.prompt_tokens)))
     for source, row in rows:
         if (told := margin(row, own.text, other.text)) is not None:
             found.margin, found.at_least, found.source = abs(told[0]), told[1], source
-            found.near_tie = found.margin <= noise.limit
+            if found.margin > noise.limit:
+                found.near_tie = False
+            elif not found.at_least:
+                found.near_tie = True
             return found
     if (
         told := margin(other.top, other.text, own.text)
     ) is not None:  # the row of the judged text prefers its own token
         found.margin, found.at_least, found.source = abs(told[0]), told[1], "own"
-        found.near_tie = True if found.margin <= noise.limit else None  # the reference was not asked
+        # the reference was not asked, so it is not held against the server
+        found.near_tie = True if found.margin <= noise.limit and not found.at_least else None
     return found
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.formulas.agreement import Verdict, worst
-from edgespec.judge.client import Server
-from edgespec.judge.greedy import Comparison, Forced, ask_all, compare, drift, force, measure_noise
-from edgespec.judge.rows import Noise
+from edgespec.judge.client import Answer, Server, ServerError
+from edgespec.judge.greedy import Asked, Comparison, Forced, Report, ask_all, compare, drift, force, measure_noise
+from edgespec.judge.rows import FLOOR, MOST, Noise
 from edgespec.judge.sampled import Judge, Plan, Sampled
 from edgespec.version import __version__
 
@@ -24,6 +24,8 @@ PROMPTS = (
     "List three colors:\n1.",
     "The difference between a list and a tuple in Python is",
 )
+WEAK = 0.3  # smallest excess found: tests of less power are noted
+KNOWN = 16  # rows of the judged server that tell how exact its rows are
 WORDS = {
     "identical": "identical",
     "near-ties": "identical except near-ties, as by rounding",
@@ -65,6 +67,7 @@ class Judgement:
     forced: Forced | None = None
     sampled: list[Sampled] = field(default_factory=list)  # by temperature
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)  # whether the two run the same model
     seconds: float = 0.0
 
     @property
@@ -78,7 +81,8 @@ class Judgement:
         """Everything in one line."""
         first = self.greedy[0]
         parts = [f"{first.what}: {first.equal} of {first.prompts} greedy texts equal"]
-        margins = [one.margin for item in self.greedy for one in item.differences if one.margin is not None]
+        differences = [one for item in self.greedy for one in item.differences]
+        margins = [one.margin for one in differences if one.margin is not None and one.near_tie is not None]
         if margins:
             parts.append(
                 f"where they differ, margins up to {max(margins):.3g} nats (rounding explains {self.noise.limit:.3g})"
@@ -88,7 +92,13 @@ class Judgement:
             parts.append(f"{draws} draws {said}of the right distribution")
         if self.against and (ratio := self.ratio):
             parts.append(f"{ratio:.2f} times as fast")
-        return f"{WORDS[self.verdict]}; {'; '.join(parts)}"
+        unknown = sum(one.near_tie is None for one in differences)
+        if unknown:
+            parts.append(f"{unknown} differences of unknown margin")
+        words = WORDS[self.verdict]
+        if self.verdict == "near-ties" and unknown == len(differences):
+            words = "not identical, and not known to be wrong"
+        return f"{words}; {'; '.join(parts)}"
 
     @property
     def ratio(self) -> float | None:
@@ -175,14 +185,13 @@ def _judge(
     asked = ask_all(servers, prompts, options.tokens, options.lanes, options.repeats, options.seconds, report)
     plain, judged = asked[0], asked[-1]
     prompts = prompts[: len(judged.cold)]
-    measure_noise(plain, prompts, found.noise, report)
+    _measure(found, plain, judged, prompts, report)
 
     def add(what: str, reference: Server, expected: Sequence[Any], got: Sequence[Any]) -> None:
         found.greedy.append(compare(what, reference, prompts, expected, got, found.noise))
 
     if against is not None:
         add("against plain", against, plain.cold, judged.cold)
-        found.drift = drift(plain.cold, judged.cold)
     add("warm against cold", judged.server, judged.cold, judged.warm)
     for number, beside in enumerate(judged.beside):
         add(f"in parallel against alone{f', {number + 1}' * (number > 0)}", judged.server, judged.cold, beside)
@@ -202,9 +211,42 @@ def _judge(
     return found
 
 
+def _measure(found: Judgement, plain: Asked, judged: Asked, prompts: Sequence[str], report: Report) -> None:
+    """Measure how exact rows are, of the reference and between the two servers."""
+    for one in (plain, judged):
+        if not any(answer.text for answer in one.cold):
+            raise ServerError(f"{one.server.url}: every text is empty: nothing can be compared", "give other --prompts")
+    measure_noise(plain, prompts, found.noise, report)
+    if found.against is None:
+        return
+    found.doubts = _same_model(plain.cold, judged.cold)
+    found.drift = drift(plain.cold, judged.cold)
+    found.noise.join(found.drift)
+    if found.drift.rows < KNOWN:
+        found.noise.least = FLOOR
+
+
+def _same_model(plain: Sequence[Answer], judged: Sequence[Answer]) -> list[str]:
+    """Find signs that two servers do not run the same model: what hardly a guess can change."""
+    found = []
+    counts = {(one.prompt_tokens, other.prompt_tokens) for one, other in zip(plain, judged, strict=True)}
+    odd = sorted((one, other) for one, other in counts if None not in (one, other) and one != other)
+    if odd:
+        found.append(f"the reference reads a prompt as {odd[0][0]} tokens, and the server as {odd[0][1]}")
+    first = drift([replace(one, tokens=one.tokens[:1]) for one in plain],
+                  [replace(one, tokens=one.tokens[:1]) for one in judged])  # fmt: skip
+    if first.largest > MOST:
+        found.append(f"rows right after a prompt differ by {first.largest:.3g} nats")
+    return found
+
+
 def _notes(found: Judgement) -> list[str]:
     """List limits of the judgment."""
     notes = []
+    if found.verdict != "identical" and found.doubts:
+        names = {one.model for one in (found.server, found.against) if one is not None}
+        called = f" ({' and '.join(sorted(names))})" if len(names) > 1 else ""
+        notes.append(f"{'; '.join(found.doubts)}: do both run the same model with the same weights{called}?")
     for who, server in (("the server", found.server), ("the reference", found.against)):
         if server is not None and not server.abilities.likeliest:
             notes.append(f"{who} reports no log-probabilities: texts alone were compared")
@@ -216,7 +258,11 @@ def _notes(found: Judgement) -> list[str]:
     if unknown:
         notes.append(f"{unknown} differences with an unknown margin: not held against the server")
     if found.noise.stated is None and found.noise.largest * 4 > found.noise.limit:
-        notes.append(f"rows of the reference itself differ by up to {found.noise.largest:.3g} nats")
+        notes.append(f"rows of the same text differ by up to {found.noise.largest:.3g} nats")
+    for one in found.sampled:
+        if one.tests and (one.excess is None or one.excess > WEAK):
+            told = "no excess" if one.excess is None else f"an excess of {one.excess:.0%} at least"
+            notes.append(f"temperature {one.temperature:g}: {one.draws} draws find {told}; --seconds gives more")
     if any(one.cut for one in found.sampled):
         notes.append("unlikely tokens are never sampled: the distribution is compared without them")
     return notes + list(dict.fromkeys(note for one in found.sampled for note in one.notes))

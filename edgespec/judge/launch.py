@@ -34,19 +34,30 @@ def running(command: str, waiting: Callable[[float], None] | None = None) -> Ite
     if "{port}" not in command:
         raise ServerError(f"{command!r}: expected {{port}} where the port belongs", "such as `--port {port}`")
     port = _free_port()
-    words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
+    try:
+        words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
+    except ValueError as error:
+        raise ServerError(f"{command!r}: not a command: {error}", "quote it as for a shell") from None
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=sys.platform != "win32",
             )  # fmt: skip
-        except OSError as error:
-            raise ServerError(f"{words[0]}: cannot be started: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:
+            told = error.strerror if isinstance(error, OSError) else None
+            raise ServerError(f"{words[0]}: cannot be started: {told or error}") from None
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(process, url, log, waiting)
             yield url
+        except ServerError as error:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+                raise ServerError(
+                    f"the server ended with {process.returncode}: {_tail(log)}", "run its command in a terminal"
+                ) from error
+            raise
         finally:
             _stop(process)
 
@@ -55,13 +66,11 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: IO[bytes], waiting: C
     send, start = Http(url, ""), time.monotonic()
     while (waited := time.monotonic() - start) < START_SECONDS:
         if process.poll() is not None:
-            raise ServerError(
-                f"the server ended with {process.returncode}: {_tail(log)}", "run its command in a terminal"
-            )
+            raise ServerError("it ended")  # the caller has the details
         with suppress(ServerError):
             status = send("GET", "/v1/models", None)[0]
             send.close()
-            if status == 200:
+            if status < 500:  # 503 = it loads the model
                 return
         if waiting:
             waiting(waited)

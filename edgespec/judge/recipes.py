@@ -48,7 +48,7 @@ RECIPES = {
     "llama-server": Recipe(
         "llama-server -m TARGET.gguf -md DRAFT.gguf --spec-type draft-simple --port {port}",
         "llama-server -m TARGET.gguf --port {port}",
-        exact="--parallel 1; --spec-draft-n-max 1",
+        exact="--no-repack",
         tried="0.5.0-dev (0c1e570)",
     ),
     "llama-cpp-python": Recipe(
@@ -76,11 +76,13 @@ RECIPES = {
     "openvino": Recipe(
         "python benchmarks/adapters.py openvino TARGET.gguf --lookup 3 --port {port}",
         "python benchmarks/adapters.py openvino TARGET.gguf --port {port}",
-        exact="--settings with INFERENCE_PRECISION_HINT f32",
+        exact="--settings with INFERENCE_PRECISION_HINT and KV_CACHE_PRECISION f32",
         adapter=True,
         tried="2026.4.1",
     ),
-    "onnxruntime-genai": Recipe("python benchmarks/adapters.py genai TARGET --port {port}", adapter=True),
+    "onnxruntime-genai": Recipe(
+        "python benchmarks/adapters.py genai TARGET --port {port}", adapter=True, tried="0.18.0"
+    ),
     "transformers": Recipe(
         "python benchmarks/adapters.py transformers TARGET --draft DRAFT --port {port}",
         "python benchmarks/adapters.py transformers TARGET --port {port}",

@@ -7,28 +7,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgespec.formulas.agreement import near_tie_limit
-from edgespec.judge.client import Server, ServerError, Token
+from edgespec.judge.client import Refused, Server, Token
 
 Row = Mapping[str, float]  # text of a token -> its log-probability
 LEAST = math.log(0.01)  # less likely tokens say nothing of rounding that could change a text
-FLOOR, MOST = 0.02, 1.0  # nats: two tokens this close are a near-tie on any server, and none with a larger margin
+FLOOR, MOST = 0.1, 1.0  # nats: two tokens this close are a near-tie on any server, and none with a larger margin
 
 
 @dataclass
 class Noise:
-    """How much rows of the same text differ on one server, between ways of computing them.
+    """How much rows of the same text differ between ways of computing them.
 
     Attributes:
         rows: how many pairs were compared.
         largest: difference of a log-probability, in nats.
         squares: sum of the squared distances of the distributions.
         stated: limit that the user gave; None = it is measured.
+        least: distance of distributions that counts as rounding in any case.
     """
 
     rows: int = 0
     largest: float = 0.0
     squares: float = 0.0
     stated: float | None = None
+    least: float = 0.0
 
     def add(self, one: Row, other: Row) -> None:
         """Compare two rows of the same text."""
@@ -39,6 +41,13 @@ class Noise:
             self.largest = max(self.largest, *differences)
             self.squares += sum(math.exp(one[token]) * (one[token] - other[token]) ** 2 for token in shared)
 
+    def join(self, other: Noise) -> None:
+        """Count rows that were compared elsewhere; where those differ more, all count as if they did."""
+        mean = max((one.squares / one.rows for one in (self, other) if one.rows), default=0.0)
+        self.rows += other.rows
+        self.squares = mean * self.rows
+        self.largest = max(self.largest, other.largest)
+
     @property
     def limit(self) -> float:
         """Nats between two tokens that rounding explains."""
@@ -47,7 +56,7 @@ class Noise:
     @property
     def distance(self) -> float:
         """Distance of distributions that rounding explains, as ``statistics.distance`` measures it."""
-        return 2 * math.sqrt(self.squares / self.rows) if self.rows else FLOOR
+        return max(self.least, 2 * math.sqrt(self.squares / self.rows) if self.rows else FLOOR)
 
 
 def margin(row: Row, chosen: str, other: str) -> tuple[float, bool] | None:
@@ -72,7 +81,7 @@ def next_row(server: Server, prompt: str, tokens: Sequence[str], counted: int | 
         prompt: the prompt.
         tokens: texts of the answer's tokens so far.
         counted: tokens of the prompt; where the server then counts others than these and the answer's, it has read the
-            text as other tokens, and its row is of another text.  None = not known.
+            text as other tokens, and its row is of another text.  None = not known: only the prompt's row is certain.
 
     Returns:
         the row; empty where there is none to be had.
@@ -83,16 +92,20 @@ def next_row(server: Server, prompt: str, tokens: Sequence[str], counted: int | 
         return {}  # parts of characters cannot be sent as text
     try:
         answer = server.ask(prompt + "".join(tokens), 1)[0]
-    except ServerError:
+    except Refused:
         return {}
-    if None not in (counted, answer.prompt_tokens) and answer.prompt_tokens != (counted or 0) + len(tokens):
-        return {}
+    if tokens and (counted is None or answer.prompt_tokens != counted + len(tokens)):
+        return {}  # it has read other tokens, or does not say how many
     return answer.tokens[0].top if answer.tokens else {}
 
 
 def matching(row: Row, text: str) -> str:
-    """Find the token of a row that a text begins with, the longest; the first character where there is none."""
-    return max((token for token in row if token and text.startswith(token)), key=len, default=text[:1])
+    """Find the token of a row that a text begins with, the likeliest; its first character where there is none.
+
+    Empty where it may begin with a part of a character.
+    """
+    found = max((token for token in row if token and text.startswith(token)), key=lambda token: row[token], default="")
+    return found or (text[:1] if text[:1].isascii() else "")
 
 
 def texts(tokens: Sequence[Token]) -> list[str]:

@@ -151,7 +151,7 @@ class Draws:
         for token in answer.tokens:
             self.counts[prompt, so_far][token.text] += 1
             so_far += (token.text,)
-        if answer.tokens and answer.ended and len(answer.tokens) < length:
+        if answer.ended and len(answer.tokens) < length and (answer.tokens or not answer.text):
             self.counts[prompt, so_far][OTHER] += 1
 
 
@@ -346,6 +346,7 @@ class Judge:
         plain = self._draw(self.reference, prompts, self.plan.draws // 2, half)
         drawn = self._draw(self.server, prompts, self.plan.draws // 2, end)
         fit = sum((two_samples(plain.texts[at], drawn.texts[at]) for at in prompts), Fit())
+        self.tolerated *= math.sqrt(self.plan.length)  # of whole texts
         found.draws = fit.draws
         if fit.degrees:
             found.tests.append(Test("texts", 1, fit.draws, fit.degrees, fit.p(self.tolerated), self.alpha))

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from edgespec.decoding import verify
 from edgespec.decoding.noise import ACCEPT, BLOCK, Noise
 from edgespec.decoding.verify import RowSampler
@@ -103,6 +105,22 @@ def bonus_off_by_one() -> Any:
         return right(self, row - 1 if row and row == len(self.proposal.tokens) else row)
 
     return patch.object(RowSampler, "choose", choose)
+
+
+@contextmanager
+def rounded(spread: float = 0.1) -> Iterator[None]:
+    """Round every row of a pass with guesses otherwise than a row alone, by normal noise of logits: no fault."""
+    start, random = RowSampler.__init__, np.random.default_rng(7)
+
+    def init(
+        self: RowSampler, logits: Any, tokens: Any, proposal: Any, params: Any, noise: Any, best: Any = None
+    ) -> None:
+        if len(proposal.tokens) and len(logits):
+            logits, best = logits + random.normal(0, spread, logits.shape).astype(np.float32), None
+        start(self, logits, tokens, proposal, params, noise, best)
+
+    with patch.object(RowSampler, "__init__", init):
+        yield
 
 
 FAULTS: dict[str, Callable[[], Any]] = {

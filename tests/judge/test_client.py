@@ -82,7 +82,7 @@ def test_chats_without_log_probabilities() -> None:
 
 
 def test_tokens_are_their_bytes_and_impossible_ones_are_left_out() -> None:
-    with serving(lambda path, body: (200, completion(body, content("x")))) as server:
+    with serving(lambda path, body: (200, completion(body, content("x"), "x"))) as server:
         (answer,) = server.ask("x", 1)
     assert answer.tokens[0].top == {"é": -0.5}
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +22,9 @@ from edgespec.judge.recipes import RECIPES
 from edgespec.judge.rows import Noise
 from edgespec.judge.sampled import OTHER, Plan, cells
 from tests.judge.canned import canned
-from tests.judge.faults import FAULTS, PLAIN, SPECULATIVE, generous, hot, serving
+from tests.judge.faults import FAULTS, PLAIN, SPECULATIVE, generous, hot, rounded, serving
 
-FAST = Plan(draws=640, prompts=1, seconds=60, temperatures=(0.75,), lanes=2)
+FAST = Plan(draws=640, prompts=1, seconds=600, temperatures=(0.75,), lanes=2)
 CHOSEN = (PROMPTS[7], *PROMPTS[:3])
 
 
@@ -30,6 +32,12 @@ CHOSEN = (PROMPTS[7], *PROMPTS[:3])
 def url(bundles: Callable[..., Path], native: None) -> Iterator[str]:
     with serving(bundles("native", "int8")) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give requests seeds from one sequence: those of a round are alike, so their draws are the same in every run."""
+    monkeypatch.setattr("edgespec.decoding.noise.os", SimpleNamespace(urandom=random.Random(5).randbytes))
 
 
 def judged(url: str, plan: Plan | None = FAST, own: bool = False) -> Judgement:
@@ -66,7 +74,18 @@ def test_faults_of_sampling_are_wrong_and_their_greedy_texts_are_not(url: str, f
     with fault():
         found = judged(url)
     assert found.greedy[0].verdict == "identical"
-    assert found.sampled[-1].verdict == "wrong", found.line
+    (sampled,) = found.sampled
+    assert sampled.reference == "rows", sampled
+    assert sampled.verdict == "wrong", sampled
+
+
+def test_rows_with_guesses_that_are_rounded_otherwise_are_no_fault(url: str) -> None:
+    with rounded():
+        found = judged(url)
+    assert found.verdict != "wrong", found.line
+    assert found.drift is not None
+    assert found.drift.largest > 0.1
+    assert any("rows of the same text differ" in note for note in found.notes)
 
 
 def test_without_log_probabilities_draws_are_compared_with_draws(url: str) -> None:
@@ -152,6 +171,7 @@ def test_the_command_prints_a_line_and_writes_json_and_a_page(url: str, tmp_path
     assert body["greedy"][0]["prompts"] == 3
     assert [one["temperature"] for one in body["sampled"]] == [0.6, 1.0]
     assert set(body["sampled"][0]) == SAMPLED
+    assert any("draws find" in note for note in body["notes"])  # 64 texts are few
     assert "<h1" in page.read_text("utf-8")
     with FAULTS["the bonus token off by one"]():
         found = CliRunner().invoke(cli, [*command, "--seconds", "0", "--report", str(page)])
