@@ -309,10 +309,6 @@ class Request:
 
     # -- what is known of it -------------------------------------------------------------------------------------------
 
-    def __repr__(self) -> str:
-        state = self._finish or ("closed" if self._released else "running")
-        return f"<Stream, {len(self._tokens)} tokens, {state}>"
-
     @property
     def tokens(self) -> list[int]:
         """Prompt and new tokens so far."""

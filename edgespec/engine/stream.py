@@ -25,6 +25,12 @@ class Stream:
         self._reading = threading.Lock()  # held while a round is read, by the thread of this number
         self._reader = 0
         self._chunks = self._run()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        text = self.request.text
+        state = text.finish or ("closed" if self._closed else "running")
+        return f"<Stream, {len(text.tokens)} tokens, {state}>"
 
     def __enter__(self) -> Stream:
         return self
@@ -74,6 +80,7 @@ class Stream:
         with self._reading:
             self._chunks.close()
         self.request.close()  # a stream that was never read
+        self._closed = True
 
     def keep_nothing(self) -> None:
         """Write nothing of this request on the disk from now on."""
