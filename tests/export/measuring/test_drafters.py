@@ -121,8 +121,8 @@ class MadeUp(Trials):
         return {each.words: self.shares[each.words] if each.words else self.shares[key] for each in readings}
 
 
-def trials(choice: WeightChoice, shares: dict[Any, float], **arch: Any) -> MadeUp:
-    drafter: Any = SimpleNamespace(arch=SimpleNamespace(target=None, **arch), tapped=(1, 2))
+def trials(choice: WeightChoice, shares: dict[Any, float], **spec: Any) -> MadeUp:
+    drafter: Any = SimpleNamespace(spec=SimpleNamespace(target=None, **spec), tapped=(1, 2))
     target: Any = SimpleNamespace(layers=4)
     return MadeUp(drafter, choice, Path(), target, [], shares)
 
@@ -227,8 +227,8 @@ def test_the_scale_of_embeddings_is_that_of_some_rows() -> None:
     assert made._scale() == 1.0
     target: Any = SimpleNamespace(embed=lambda ids: 5 * stored[ids])
     source = SimpleNamespace(read=lambda name, rows: stored[rows] if (name, rows) == ("e", slice(0, ROWS)) else None)
-    arch: Any = SimpleNamespace(target=SimpleNamespace(source=source, embedding="e"))
-    other = MadeUp(SimpleNamespace(arch=arch, tapped=()), of("int8"), Path(), target, [])  # type: ignore[arg-type]
+    spec: Any = SimpleNamespace(target=SimpleNamespace(source=source, embedding="e"))
+    other = MadeUp(SimpleNamespace(spec=spec, tapped=()), of("int8"), Path(), target, [])  # type: ignore[arg-type]
     assert other._scale() == pytest.approx(5)
     source.read = lambda name, rows: 0 * stored[rows]
     assert np.isfinite(other._scale())
