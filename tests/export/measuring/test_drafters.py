@@ -121,8 +121,8 @@ class MadeUp(Trials):
         return {each.words: self.shares[each.words] if each.words else self.shares[key] for each in readings}
 
 
-def trials(choice: WeightChoice, shares: dict[Any, float], **spec: Any) -> MadeUp:
-    drafter: Any = SimpleNamespace(spec=SimpleNamespace(target=None, **spec), tapped=(1, 2))
+def trials(choice: WeightChoice, shares: dict[Any, float], **arch: Any) -> MadeUp:
+    drafter: Any = SimpleNamespace(arch=SimpleNamespace(**arch), spec=SimpleNamespace(target=None), tapped=(1, 2))
     target: Any = SimpleNamespace(layers=4)
     return MadeUp(drafter, choice, Path(), target, [], shares)
 
@@ -208,7 +208,7 @@ def test_the_best_reading_is_said_where_it_helps(
     second = [("fp32", None), ["two"], True]
     seen = [[key, words, arch["raw"]] for key, words, arch in made.seen]
     assert seen[: 1 + ("two" in others)] == [first, second][: 1 + ("two" in others)]
-    assert vars(made.drafter.arch) == {"target": None, "raw": False, "kept": 3}
+    assert vars(made.drafter.arch) == {"raw": False, "kept": 3}
 
 
 def test_settings_do_not_stay_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_settings_do_not_stay_after_a_failure(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError):
         made._shares(of("fp32"), readings)
     assert made.seen[0][2]["raw"] is True
-    assert vars(made.drafter.arch) == {"target": None, "raw": False}
+    assert vars(made.drafter.arch) == {"raw": False}
 
 
 def test_the_scale_of_embeddings_is_that_of_some_rows() -> None:
