@@ -57,9 +57,9 @@ class Choice:
 
     index: int  # which of them
     shape: AnswerShape = field(default_factory=AnswerShape)  # how it is to be read
-    drafts: Drafts | None = None  # tells its guesses; None = nobody asked
+    drafts: Drafts | None = None  # describes draft tokens for ``show_drafts``; None = not requested
     single: bool = False  # one call ends it
-    codec: TextCodec | None = None  # writes the likeliest tokens; None = nobody asked
+    codec: TextCodec | None = None  # turns likely tokens into text for logprobs; None = not requested
     parts: list[Part] = field(default_factory=list)  # so far
     result: Result | None = None  # once it has ended
     timed_out: bool = False  # it was cut because its time was over
@@ -73,7 +73,7 @@ class Choice:
         self._reader = None if self.shape.plain else AnswerReader(self.shape)
 
     def add(self, event: Event) -> list[tuple[Piece, Part]]:
-        """Take an event that is no error -> what it adds, each with the part that it belongs to."""
+        """Add an event that is not an error -> the new pieces, each with its part."""
         if self.enough:
             pieces = []
         elif event.chunk is None:

@@ -50,7 +50,7 @@ class Access:
     """
 
     keys: Sequence[str] = ()  # of which clients must send one as bearer token; none = everybody may
-    hosts: Sequence[str] = ()  # names by which clients may call it, beside its addresses
+    hosts: Sequence[str] = ()  # host names that clients may use, in addition to the server's addresses
     origins: Sequence[str] = ()  # of web pages that may use it
 
     def __post_init__(self) -> None:
@@ -84,13 +84,13 @@ class Access:
         return f"{hashlib.sha256(self.keys[matches.index(True)].encode()).hexdigest()} {address}"
 
     def owner(self, request: Request) -> str:
-        """Whose what a request stores is: of whoever has its key, or without keys of its address."""
+        """Return the owner of what a request stores: the API key, or without keys the client's address."""
         client = self.client(request)
         return client.partition(" ")[0] if self.keys else client
 
 
 class _Routes:
-    """What is answered."""
+    """Handlers of all routes."""
 
     def __init__(self, models: Models, access: Access, log: Callable[[str], None] | None) -> None:
         self.served, self.access = models, access
@@ -290,7 +290,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=400)  # a client that hung up within its body: nobody reads this
+    return Response(status_code=400)  # the client disconnected while sending its body, so no one reads this
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -24,7 +24,7 @@ from edgespec.server.requests import Name, StrictModel
 from edgespec.server.writer import as_json, sse
 
 MOST_BODY = 25 << 20  # bytes of a form with a recording, as OpenAI takes
-MOST_FIELDS, MOST_FIELD = 32, 1 << 16  # of a form beside the recording, and bytes of one
+MOST_FIELDS, MOST_FIELD = 32, 1 << 16  # fields of a form without the recording, and bytes of one field
 MOST_WAITING, MOST_OF_ONE = 16, 12  # recordings that wait for a model; of one client
 Form = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Kind = Literal["transcriptions", "translations"]
@@ -34,9 +34,9 @@ TASKS: dict[Kind, Task] = {"transcriptions": "transcribe", "translations": "tran
 
 
 class AudioRequest(StrictModel):
-    """``POST /v1/audio/transcriptions`` and ``translations``, but for the recording, ``file``.
+    """Validate the fields of ``POST /v1/audio/transcriptions`` and ``translations``, without the recording, ``file``.
 
-    Fields of a form are texts.  A ``temperature`` of 0 is raised step by step where a text goes astray.
+    Form fields are text.  A ``temperature`` of 0 rises step by step when a transcript looks degenerate.
     """
 
     model: Name
@@ -134,7 +134,7 @@ async def as_it_comes(
     loop = asyncio.get_running_loop()
 
     def tell(segment: Segment) -> None:
-        with suppress(RuntimeError):  # the loop has ended: nobody waits
+        with suppress(RuntimeError):  # the event loop has ended, so no client is waiting
             loop.call_soon_threadsafe(segments.put_nowait, segment)
 
     whole = asyncio.create_task(turns.results(client, [make(tell)]))

@@ -1,4 +1,4 @@
-"""A request to an API that is no text, as its ``respond`` gets it, and answers in pieces."""
+"""Requests to APIs other than text generation, as passed to ``respond``, and streamed answers."""
 
 from __future__ import annotations
 

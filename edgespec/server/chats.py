@@ -18,7 +18,7 @@ class CompletionWriter(Writer):
     """Texts of ``/v1/completions``."""
 
     kind = piece_kind = "text_completion"
-    empty: ClassVar[Body] = {"text": ""}  # of a choice to which nothing was added
+    empty: ClassVar[Body] = {"text": ""}  # of a choice that received no text
     end: ClassVar[Body] = {"text": ""}
 
     def _body(self, kind: str) -> Body:

@@ -1,6 +1,6 @@
-"""The guesses of a stream: what its events say beside their text where a request asks to ``show_drafts``.
+"""Report accepted and rejected draft tokens in a stream, for requests with ``show_drafts``.
 
-Clients that do not know the field ``edgespec`` of an event ignore it: the text is in its usual place as well.
+Clients that do not know the event field ``edgespec`` can ignore it: the text is in its usual place as well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from edgespec.runtimes.text.codec import TextCodec
 
 
 class Drafts:
-    """Follows one text, and tells accepted guesses, refused guesses and the model's own tokens apart.
+    """Follows one text and separates accepted draft tokens, rejected ones and the model's own tokens.
 
     Args:
         codec: of the bundle.
@@ -20,13 +20,12 @@ class Drafts:
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
-        self._tokens: list[int] = []  # the last ones: what a refused guess would have followed
+        self._tokens: list[int] = []  # the last tokens, the context of a rejected draft token
 
     def add(self, chunk: Chunk) -> dict[str, Any] | None:
-        """Take a piece of the text -> its round's texts and counts; None = nothing was decoded.
+        """Add a chunk of the text -> its round's texts and counts, or None if nothing was decoded.
 
-        ``accepted`` and ``own`` of the texts together are the piece as it was written, thoughts and calls of tools
-        included; ``refused`` is no part of it.
+        ``accepted`` plus ``own`` is the generated piece, including thoughts and tool calls.  ``refused`` is not in it.
         """
         item = chunk.round
         if item is None:

@@ -33,7 +33,7 @@ class EmbeddingExtension(StrictModel):
 
 
 class EmbeddingOptions(StrictModel):
-    """What is asked of a model beside the texts."""
+    """Options of an embedding request, without the texts."""
 
     model: Name
     encoding_format: Literal["float", "base64"] | None = None

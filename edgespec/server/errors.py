@@ -23,7 +23,7 @@ class Stopped(EdgespecError):
 
 
 class ClientDisconnected(EdgespecError):
-    """Nobody waits for a request any more."""
+    """Raised when the client of a request has disconnected."""
 
 
 KINDS: list[tuple[type[Exception], int, str]] = [
@@ -46,13 +46,13 @@ ANTHROPIC = {
     431: "request_too_large",
     503: "overloaded_error",
 }
-NO_THREAD = "thread_not_found"  # code of an error behind which Anthropic's clients send all messages
+NO_THREAD = "thread_not_found"  # error code that makes Anthropic's clients resend all messages
 # kinds that pydantic names among the fields, where one may have several
 _TYPES = ("str", "int", "list", "dict", "SomeTools", "NamedTool")
 
 
 class Failure(EdgespecError):
-    """What a client is told of a request that cannot be answered.
+    """Error response for a request that cannot be answered.
 
     Args:
         message: why.

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.errors import InvalidRequest
 
-NOTHING: tuple[Any, ...] = (False, "", [], {})  # what asks for nothing, beside null
+NOTHING: tuple[Any, ...] = (False, "", [], {})  # values that ask for nothing, as null does
 # fields of other APIs and servers that would change an answer, each with the values that do not
 CHANGE: dict[str, tuple[Any, ...]] = {
     # OpenAI's and Anthropic's
@@ -39,18 +39,18 @@ _HINTS["repeat_penalty"] = "give it as repetition_penalty"
 def known_fields(
     sent: Mapping[str, Any], own: Sequence[str], ignored: Sequence[str], others: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Split what was sent -> the fields that are read, and the names of those that nobody here knows.
+    """Split a request -> the known fields, and the names of unknown ones.
 
-    A field that is null is not there.  One that asks for nothing, and one that no API known here has, changes nothing.
+    A field that is null counts as absent.  Fields that ask for nothing are ignored, and so are those of no known API.
 
     Args:
         sent: the request.
         own: fields of its API.
-        ignored: those that change nothing of an answer.
+        ignored: fields that do not change an answer.
         others: fields of other APIs of this server.
 
     Raises:
-        InvalidRequest: a field that would change the answer, or a name like that of a field.
+        InvalidRequest: a field that would change the answer, or a misspelled field.
     """
     kept, unknown = {}, []
     for name, value in sent.items():

@@ -31,7 +31,8 @@ from edgespec.server.requestlog import line
 POSSIBLE = hasattr(socket, "send_fds") and sys.platform != "win32"
 HEAD = 1 << 13  # bytes of a request for /health, with its headers
 HOLD = 0.05  # seconds in which a client is to say what it wants, before its connection is handed over all the same
-BEAT, STALE = 0.1, 2.0  # seconds between two beats of the server's loop; after which it is taken to be stuck
+# seconds between two heartbeats of the server's event loop; it counts as stuck after STALE seconds without one
+BEAT, STALE = 0.1, 2.0
 WAITING = 512  # connections that wait to be handed over
 AT_ONCE = 64  # connections that are accepted, or taken by the server, before others have a turn
 HEALTH = re.compile(rb"GET /health(\?[!-~]*)? HTTP/1\.[01]")

@@ -1,9 +1,9 @@
-"""Who may talk to a server, and how much it may send: a web page must not use the one of whoever looks at it.
+"""Decide who may call a server and how much a client may send, so that a web page cannot use its visitor's server.
 
-A browser sends any page's requests to any address, this machine's own included, and a page whose name was made to point
-here (DNS rebinding) may read the answers.  So a request is answered only under a name that is this server's, from a
-page only if its origin was allowed, and with a body only if it is declared as JSON, which pages of other origins cannot
-do without asking first; recordings come in forms, which they can send, and whose Origin browsers always tell.
+A browser sends any page's requests to any address, including this machine's.  A page whose host name was made to point
+here (DNS rebinding) may also read the answers.  So requests are answered only under a host name of this server.  Pages
+need an allowed origin.  A body must be declared as JSON, which pages of other origins cannot do without a preflight.
+Recordings come in forms, which pages can send, but browsers always add Origin to those.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Guard:
     """ASGI middleware that checks Host, Origin and Content-Type.
 
     Args:
-        app: what it stands in front of.
-        hosts: names that clients may call this server by, beside its addresses and localhost; ``*`` = any.
+        app: the wrapped application.
+        hosts: names that clients may use for this server, in addition to its addresses and localhost; ``*`` = any.
         origins: of web pages that may use it, such as ``https://chat.example``; ``*`` = any.
     """
 
@@ -72,12 +72,13 @@ class _TooLarge(Exception):
 
 
 class BodyLimit:
-    """ASGI middleware: answers 413 to larger bodies without reading them to the end, and counts what requests hold.
+    """ASGI middleware that answers 413 to bodies that are too large, without reading the rest, and counts bytes in
+    memory.
 
     Args:
-        app: what it stands in front of.
-        most: bytes of a body.
-        held: counts all of them.
+        app: the wrapped application.
+        most: maximum bytes of a body.
+        held: counts the bytes of all requests.
     """
 
     def __init__(self, app: ASGIApp, most: int, held: HeldBytes) -> None:

@@ -18,15 +18,15 @@ from edgespec.server.errors import Busy
 SCOPE = "edgespec.held"  # where a request's scope has its ``Held``
 LEAST, USUAL, BODIES = 64 << 20, 256 << 20, 4  # bytes of all requests; bodies of the largest size that must fit
 ASIDE = 8 << 20  # bytes that a budget keeps for them in any case
-MOMENT = 0.02  # seconds for which what a budget leaves is taken as it was
+MOMENT = 0.02  # seconds that a value from the memory budget is reused
 
 
 class HeldBytes:
-    """What all requests of a server hold.
+    """Counts the bytes that all requests of a server hold in memory.
 
     Args:
-        body: most bytes of a body.
-        free: gives how many bytes the budget leaves for requests; None = there is no budget.
+        body: maximum bytes of a body.
+        free: returns how many bytes the budget leaves for requests, or None without a budget.
     """
 
     def __init__(self, body: int, free: Callable[[], int | None] = lambda: None) -> None:
@@ -71,16 +71,16 @@ class HeldBytes:
 
 
 class Held:
-    """What one request holds: one of ``client``, counted in ``all_``."""
+    """Bytes that one request of ``client`` holds, counted in ``all_``."""
 
     def __init__(self, all_: HeldBytes, client: str) -> None:
         self._all, self._client, self.bytes, self._closed = all_, client, 0, False
 
     def set(self, size: int) -> None:
-        """Say that it holds so many bytes from now on.
+        """Set the number of bytes that the request holds.
 
         Raises:
-            Busy: as of ``HeldBytes.change``; it holds what it held.
+            Busy: see ``HeldBytes.change``; the number stays the same.
         """
         if not self._closed:
             self._all.change(self._client, size - self.bytes)
@@ -92,7 +92,7 @@ class Held:
         self._closed = True
 
     def add(self, more: int) -> None:
-        """Say that it holds so many bytes more; errors as of ``set``."""
+        """Add to the bytes that the request holds; raises the errors of ``set``."""
         self.set(self.bytes + more)
 
 

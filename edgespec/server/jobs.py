@@ -49,7 +49,7 @@ class Job:
     owner: str
 
     def cancel(self) -> None:
-        """Nobody waits for the rest."""
+        """Cancel all texts of the request, since its client has disconnected."""
         for ticket in self.tickets:
             ticket.cancel()
 
@@ -63,8 +63,8 @@ class Jobs:
         limits: of the server.
         stored: keeps responses.
         metrics: count.
-        make_room: as for ``Scheduler``.
-        shared: whether texts of one client may be faster because of another one's.
+        make_room: see ``Scheduler``.
+        shared: whether one client's cached prefixes may speed up another client's texts.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Jobs:
         return self.scheduler.busy or any(queue.busy for queue in queues)
 
     def queue(self, what: str, most: int, most_of_one: int) -> FairWorkQueue:
-        """Return the queue of an API's work, which runs one after the other; it is made at the first call.
+        """Return the queue of an API's jobs, which run one at a time; the first call creates it.
 
         Args:
-            what: description of the work, as in ``pictures to be drawn``.
-            most: maximum number of works that wait.
-            most_of_one: the same of one client.
+            what: description of the jobs for messages, such as ``recordings``.
+            most: maximum number of waiting jobs.
+            most_of_one: maximum number of waiting jobs of one client.
         """
         if what not in self._queues:
             self._queues[what] = FairWorkQueue(what, self.scheduler.limits.seconds, most, most_of_one)
@@ -111,7 +111,7 @@ class Jobs:
         self.scheduler.stop(grace)
         for queue in (self.transcriber, self.viewer, *self._queues.values()):
             queue.stop()
-        if (work := self.transcriber.doing) is not None:  # which may go on for minutes
+        if (work := self.transcriber.doing) is not None:  # it may run for minutes
             work.cancel.set()
             refuse([work.done], Stopped("the server was stopped", "ask again in a moment"))
 
@@ -121,16 +121,16 @@ class Jobs:
         self._compiling.shutdown(cancel_futures=True)
 
     async def start(self, kind: Kind, read: ParsedRequest, client: str, owner: str = "") -> Job:
-        """Line up all texts of a request; none of them if one cannot be.
+        """Queue all texts of a request, or none if one cannot be queued.
 
         Args:
             kind: of the request.
-            read: what is asked.
-            client: who asks.
-            owner: whose the answer is, where it is stored.
+            read: the parsed request.
+            client: who sent it.
+            owner: of the answer, if it is stored.
 
         Raises:
-            Busy: there is no place for them.
+            Busy: the queue is full.
             Stopped: the server stops.
             InvalidRequest: a method that the bundle does not have.
         """
@@ -188,7 +188,7 @@ class Jobs:
         def sink(event: Event) -> None:
             if event.chunk is None:
                 self.metrics.ended(self.name, event)
-            with suppress(RuntimeError):  # the loop has ended: nobody waits
+            with suppress(RuntimeError):  # the event loop has ended, so no client is waiting
                 loop.call_soon_threadsafe(put, event)
 
         made = TextRequest(self.engine, prompt, settings, owner=self._owner(client))

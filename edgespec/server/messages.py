@@ -63,11 +63,11 @@ class MessagesRequest(SamplingFields):
     thread: dict[str, Any] | None = None  # asks the server to keep the conversation
 
     def asked(self, earlier: bytes = b"") -> ChatRequest:
-        """Make the chat that it is.
+        """Convert the request to a chat request.
 
         Raises:
-            InvalidRequest: something that is no text, or a tool that is not the client's.
-            Failure: it goes on from a message that is kept; none is, and clients send all messages then.
+            InvalidRequest: content other than text, or a tool that the client does not run.
+            Failure: it continues a stored thread.  No messages are stored; clients then send all of them.
         """
         if self.thread and self.thread.get("type") != "create":
             raise Failure("thread: no messages are kept here; send all of them", 404, param="thread", code=NO_THREAD)
@@ -159,7 +159,7 @@ def _picture(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _user(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Write what tools gave, and then what was said."""
+    """Yield the tool results of a user message, then its own content."""
     said = [block for block in blocks if _kind(block) != "tool_result"]
     for block in blocks:
         if _kind(block) == "tool_result":

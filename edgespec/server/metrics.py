@@ -24,11 +24,11 @@ FIGURES = {  # of each model
 
 
 class Metrics:
-    """Counters of one server, apart from those of any other in the process.
+    """Counters of one server, separate from those of other servers in the process.
 
     Args:
-        models: names of those of the server; a request that was refused before its model was known counts for "".
-        read: gives one of ``FIGURES`` of a model.
+        models: names of the server's models; a request that failed before its model was known counts for "".
+        read: returns one of ``FIGURES`` of a model.
     """
 
     def __init__(self, models: Sequence[str], read: Callable[[str, str], float]) -> None:
@@ -59,7 +59,7 @@ class Metrics:
         Gauge("edgespec_peak_resident_bytes", peak, registry=own).set_function(peak_bytes)
 
     def ended(self, model: str, event: Event) -> None:
-        """Count a text by its last event, whoever still waits for it."""
+        """Count a text by its last event, even if its client has disconnected."""
         if event.result is not None:
             self._written(model, event.result, event.timed_out)
             return
@@ -76,7 +76,7 @@ class Metrics:
         self._prompt.labels(model).inc(tokens)
 
     def transcribed(self, model: str, how: Mapping[str, Any]) -> None:
-        """Count a recording; ``how``: as of ``Transcript``."""
+        """Count a recording; ``how`` is that of ``Transcript``."""
         self._requests.labels(model, "transcribed").inc()
         self._decoded(model, how["method_used"], how["tokens"], how["drafted"], how["accepted"])
 

@@ -1,4 +1,4 @@
-"""The bundles behind a server: loaded when they are asked for, freed when nobody does or others need their memory."""
+"""Model registry of a server: loads bundles on demand, and frees idle ones or those whose memory others need."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class Model:
         name: as clients ask for it.
         folder: of the bundle.
         options: how it is loaded.
-        tokens: most new ones of a text.
-        calls: how it writes calls of tools; None = as its template says.
+        tokens: maximum new tokens of a text.
+        calls: notation of tool calls; None = that of the chat template.
         pictures: folder whose pictures requests may name; empty = none.
-        sampling: fields of ``SamplingParams`` for requests that do not choose, before what the model says itself.
+        sampling: default fields of ``SamplingParams`` for requests; they take precedence over the model's.
 
     Attributes:
         jobs: its requests; None = it is not loaded.
-        users: requests that are about to be lined up.
+        users: requests that are about to be queued.
         used: when it was last asked for or busy, by ``time.monotonic``.
-        loading: what those wait for who asked while it was not loaded.
+        loading: pending load that requests wait for.
 
     Raises:
         BundleError, InvalidRequest: no bundle, or options that do not go with it.
@@ -150,25 +150,27 @@ class Model:
 
 
 class Models:
-    """All of them, over one budget of memory.
+    """All models of a server, with one memory budget.
 
-    Requests to different models run side by side.  What one needs of memory that another one has is freed where that
-    has no request, the least recently used one first, and waited for where it has.
+    Requests to different models run concurrently.  If a model needs memory that others use, idle ones are freed first,
+    the
+    least recently used one before the others.  Busy ones are waited for.
 
     Args:
         bundles: folders by name.
-        options: how they are loaded; the budget is of all of them together.
+        options: how they are loaded; the budget covers all of them together.
         limits: of the server.
-        shared: whether a client's texts may be faster because of what another one asked, which that one could notice.
-        calls: how they write calls of tools; None = as each one's template says.
-        idle: seconds without a request after which one is freed; None = when others need the memory.
+        shared: whether one client's cached prefixes may speed up another client's texts, which that client could
+            notice.
+        calls: notation of tool calls; None = that of each chat template.
+        idle: seconds without a request before a model is freed; None = only when others need the memory.
         pictures: folder whose pictures requests may name; empty = none.
 
     Attributes:
         all: by name, in order.
 
     Raises:
-        BundleError, InvalidRequest: as for ``Model``.
+        BundleError, InvalidRequest: see ``Model``.
     """
 
     def __init__(
@@ -208,11 +210,11 @@ class Models:
 
     @asynccontextmanager
     async def lent(self, name: str) -> AsyncIterator[Jobs]:
-        """Have a model loaded, and keep it so until the request is lined up.
+        """Load a model, and keep it loaded until the request is queued.
 
         Raises:
             BudgetError: it does not fit the memory.
-            Busy: not in time beside those that have requests.
+            Busy: busy models did not free enough memory in time.
             BundleError: it is damaged.
             Stopped: the server stops.
         """
@@ -230,7 +232,7 @@ class Models:
                 model.used = time.monotonic()
 
     def open(self, name: str) -> None:
-        """Load a model; errors as of ``lent``."""
+        """Load a model; raises the errors of ``lent``."""
         model = self.all[name]
         loaded = _Loaded(0)
         others = partial(self._beside, loaded)
@@ -269,7 +271,7 @@ class Models:
             self._close(freed)
 
     async def sweep(self) -> None:
-        """Free models that nobody asks for, until it is cancelled."""
+        """Free idle models, until cancelled."""
         while self.idle is not None:
             await asyncio.sleep(min(SWEEP, self.idle / 4))
             now, freed = time.monotonic(), []
@@ -344,7 +346,7 @@ class Models:
         return parse_bytes(self.options.budget) - base - sum(one.bytes(wait=False) for one in list(self._loaded))
 
     def _let_go(self, model: Model) -> _Loaded:
-        """Take a model away from whoever asks from now on; the caller has the lock, and closes it."""
+        """Detach a loaded model so that new requests cannot use it; the caller holds the lock, and closes it."""
         jobs, model.jobs = model.jobs, None
         return next(one for one in self._loaded if one.jobs is jobs)
 

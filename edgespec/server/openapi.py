@@ -157,7 +157,7 @@ def _const(value: str | bool) -> Shape:
     return {"const": value}
 
 
-# how a text was decoded, of which more may be said
+# how a text was decoded; more keys may be present
 _HOW = _object(
     method_requested=_or_null(TEXT),
     exact=_or_null(FLAG),
@@ -223,7 +223,7 @@ def _answers(name: Shape) -> Shape:
 
 
 def _other_answers(name: Shape) -> Shape:
-    """Shapes of messages, of responses and of what is no text; blocks and items are of many kinds."""
+    """Return the shapes of messages, responses and answers other than text; blocks and items are of many kinds."""
     part: Shape = {"type": "object", "properties": {"type": TEXT}, "required": ["type"]}
     counts = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     vector = _object(object=_const("embedding"), index=WHOLE, embedding=_either(_list(NUMBER), TEXT))

@@ -1,7 +1,7 @@
-"""Pictures and recordings in requests: parts of messages become pixels and samples.
+"""Decode pictures and recordings in requests: parts of messages become pixels and samples.
 
-A picture comes with its request, as a data URL or base64, and so does a recording.  Nothing is fetched,
-and files of this machine are read only from a folder that whoever started the server has named.
+A picture or recording comes with its request, as a data URL or base64.  Nothing is fetched.  Files of this machine are
+read only from the folder that the operator named when the server was started.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def has_pictures(content: Any) -> bool:
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """How a model sees, or hears."""
+    """Configuration of a model's vision or audio encoder."""
 
     sense: ImagePart | SoundPart  # as in the manifest
     folder: str = ""  # whose pictures requests may name; empty = none

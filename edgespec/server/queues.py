@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 
 
 async def answer(done: asyncio.Future[Found], work: Callable[[], Awaitable[Found]]) -> None:
-    """Do something and tell a future what came of it, unless nobody waits for it any more."""
+    """Run work and pass its result to a future, unless the future is already cancelled."""
     if done.done():
         return
     try:
@@ -37,7 +37,7 @@ def refuse(futures: Iterable[asyncio.Future[Found]], error: Exception) -> None:
 
 
 class FairQueue(Generic[Item]):
-    """Items of requests of clients, each item once.  Whoever has waited longest since its last turn is next."""
+    """Queue of work items by client and request, each queued once.  The client whose last turn is oldest is next."""
 
     def __init__(self) -> None:
         self._clients: OrderedDict[str, OrderedDict[str, OrderedDict[Item, None]]] = OrderedDict()
@@ -55,7 +55,7 @@ class FairQueue(Generic[Item]):
         return self._counts[client]
 
     def add(self, client: str, request: str, item: Item) -> None:
-        """Line up an item behind the others of its request."""
+        """Queue an item after the others of its request."""
         self._clients.setdefault(client, OrderedDict()).setdefault(request, OrderedDict())[item] = None
         self._where[item] = client, request
         self._counts[client] += 1
@@ -122,7 +122,7 @@ class SerialQueue(FairQueue[Item]):
         return self.doing is not None or len(self) > 0
 
     def add(self, client: str, request: str, item: Item) -> None:
-        """Line up an item behind the others of its request, and see to it that it is done."""
+        """Queue an item after the others of its request, and start the worker if it is idle."""
         super().add(client, request, item)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
@@ -143,7 +143,7 @@ class SerialQueue(FairQueue[Item]):
 
 @dataclass(eq=False)
 class Work(Generic[Found]):
-    """What runs in a thread, told by an event that nobody waits for it any more."""
+    """A function to run in a thread; the event ``cancel`` is set when its client has disconnected."""
 
     run: Callable[[threading.Event], Found]
     done: asyncio.Future[Found]
@@ -151,13 +151,13 @@ class Work(Generic[Found]):
 
 
 class FairWorkQueue(SerialQueue[Work[Any]]):
-    """Works of requests, one at a time, of each client in turn; beside them texts are decoded.
+    """Jobs that run one at a time, clients taking turns, while texts are decoded in another thread.
 
     Args:
-        what: they are, as in "pictures to be drawn".
-        seconds: that the works of a request may take.
-        most: works that may wait.
-        of_one: of one client.
+        what: description of the jobs for messages, such as "pictures to be drawn".
+        seconds: time limit for the jobs of a request.
+        most: maximum number of waiting jobs.
+        of_one: maximum number of waiting jobs of one client.
     """
 
     def __init__(self, what: str, seconds: float, most: int, of_one: int | None = None) -> None:

@@ -1,7 +1,8 @@
-"""The processes that read requests, and whose turn it is.
+"""Processes that parse requests, and the order of the requests.
 
-One reads small requests, the other one large ones and those with a grammar: whoever sends much waits for others who do.
-Each request has limits of time and memory; what goes beyond them ends the process, and the next request starts one.
+One process parses small requests.  The other one parses large requests and those with a grammar, so they do not delay
+small ones.  Each request has limits of time and memory.  Exceeding them ends the process, and the next request starts
+a new one.
 """
 
 from __future__ import annotations
@@ -84,18 +85,18 @@ class Readers:
     async def read(
         self, client: str, kind: Kind, body: bytes, look_up: LookUp | None = None, held: Held | None = None
     ) -> ParsedRequest:
-        """Read what is asked.
+        """Parse a request.
 
         Args:
             client: whose turn it takes.
             kind: of the request.
-            body: as it came.
-            look_up: gives the messages of an earlier response by its id, as JSON.
-            held: counts what is made of it; None = nobody counts.
+            body: as received.
+            look_up: returns the messages of an earlier response by its id, as JSON.
+            held: counts the bytes of the result; None = not counted.
 
         Raises:
             Failure: it cannot be answered, or takes too much to read.
-            Busy: too many wait to be read, or hold too much.
+            Busy: too many requests wait to be parsed, or they hold too much.
         """
         found, prompts = await self.ask(client, kind, body, held=held)
         if (previous := found.get("previous")) is not None and look_up is not None:
@@ -103,7 +104,7 @@ class Readers:
         return ParsedRequest.of(found, prompts)
 
     async def ask(self, client: str, kind: Asking, body: bytes, earlier: bytes = b"", held: Held | None = None) -> Told:
-        """Read what is asked, as ``Reader.read`` gives it; errors as of ``read``."""
+        """Parse a request -> the result of ``Reader.read``; raises the errors of ``read``."""
         found: dict[str, Any] = {"elsewhere": True}
         prompts: list[array[int]] = []
         if len(body) + len(earlier) <= SMALL:
@@ -190,7 +191,7 @@ class WorkerQueue:
             await self._end()
             raise Failure(f"reading this request takes more than {WAIT:g} s: expected a smaller one") from error
         except (asyncio.IncompleteReadError, OSError) as error:
-            with suppress(asyncio.TimeoutError):  # it may have closed its pipes and go on
+            with suppress(asyncio.TimeoutError):  # it may have closed its pipes and still be running
                 await asyncio.wait_for(process.wait(), 1)
             code = process.returncode
             await self._end()
@@ -222,7 +223,7 @@ def ended(code: int | None, seconds: int) -> Failure:
         seconds: of processor time that it had.
     """
     name = "" if code is None or code >= 0 else signal.Signals(-code).name
-    if name in ("SIGXCPU", "SIGKILL"):  # the limit of time, and whoever kills what takes too much
+    if name in ("SIGXCPU", "SIGKILL"):  # the time limit, or the system's out-of-memory killer
         limit = f"{seconds} s of processor time or {MEMORY >> 20} MiB"
         return Failure(f"reading this request needs more than {limit}: expected a smaller one")
     if name:
@@ -231,7 +232,7 @@ def ended(code: int | None, seconds: int) -> Failure:
 
 
 async def _receive(process: Process, held: Held | None) -> Told:
-    """Receive what a process says, and count what it takes, where somebody does."""
+    """Receive the result of a process, and count its bytes if ``held`` is given."""
     stdout = process.stdout
     assert stdout is not None
     size = int.from_bytes(await stdout.readexactly(8), "little")
@@ -260,12 +261,12 @@ async def _receive(process: Process, held: Held | None) -> Told:
 
 
 def _bytes(size: int, width: int | None = None) -> int:
-    """Count the bytes of a recording of so many samples, or of a picture of so many rows."""
+    """Return the bytes of a recording of ``size`` samples, or of a picture of ``size`` rows of ``width`` pixels."""
     return 4 * size if width is None else 3 * size * width
 
 
 async def _exactly(stream: asyncio.StreamReader, size: int) -> bytearray:
-    """Receive so many bytes, others between them."""
+    """Receive ``size`` bytes, letting other tasks run between pieces."""
     found = bytearray(size)
     for at in range(0, size, PIECE):
         found[at : at + PIECE] = await stream.readexactly(min(PIECE, size - at))

@@ -1,7 +1,7 @@
-"""What a request's body becomes: token ids and settings.  It runs in processes of its own (readers.py).
+"""Turn a request's body into token ids and settings, in a separate process (readers.py).
 
-Parsing, validation, templates, tokenizing and grammars take time and memory that grow with what a client sends, and
-hold Python's lock meanwhile.  So nothing of it is done in the process that answers.
+The time and memory of parsing, validation, templates, tokenizing and grammars grow with what a client sends, and they
+hold Python's lock.  So none of it runs in the process that answers.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ from edgespec.server.tooling import Plan, plan_chat
 
 COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
 MEMORY = 3 << 29  # bytes that the process may have
-HEAD = struct.Struct("<IBQQ")  # before a request: seconds, its kind, bytes of its body, and of what it goes on from
+# before a request: seconds, its kind, bytes of its body, and bytes of the conversation that it continues
+HEAD = struct.Struct("<IBQQ")
 TRIM_EVERY = 5.0  # seconds between two times that what large requests took goes back to the system
-MOST_UNKNOWN = 16  # names of fields of one request that are told
+MOST_UNKNOWN = 16  # unknown field names of one request that are reported
 TRIED_KNOWN = 64  # grammars that need not be tried again
 LONGEST_TOKEN = 64  # characters, for cutting a text that is expected
 STARTING = 60  # seconds of processor time to open a tokenizer
@@ -57,20 +58,20 @@ STARTING = 60  # seconds of processor time to open a tokenizer
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a reader must know of a model that is served.
+    """Facts about a served model that a reader needs.
 
     Attributes:
         bundle: folder.
         name: of the model.
         vocab, context, eos: of the model.
-        sampling: what decides where a request says nothing.
-        tokens: most new ones of a text.
-        calls: the notation of calls; None = that of the model's template.
-        text: of an encoder-decoder that reads text: what stands around its texts.
-        most: tokens of its longest source.
-        sense: how it sees, or hears recordings in chats; None = it reads text alone.
+        sampling: defaults for what a request leaves open.
+        tokens: maximum new tokens of a text.
+        calls: notation of tool calls; None = that of the chat template.
+        text: prefix and suffix tokens of an encoder-decoder's source texts.
+        most: maximum tokens of a source.
+        sense: vision or audio encoder; None = it reads only text.
         pictures: folder whose pictures requests may name; empty = none.
-        codes: what its tokens become; None = it writes text.
+        codes: codec that decodes its tokens to pictures or sound; None = it generates text.
     """
 
     bundle: str
@@ -139,14 +140,14 @@ class ParsedRequest:
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings of all its texts, but for the seeds; an ``InvalidRequest``: a value outside its range."""
+        """Return the settings of all its texts, without seeds; raises InvalidRequest for a value outside its range."""
         base = Settings(sampling=SamplingParams(**self.sampling), grammar=self.grammar)
         lists = {name: tuple(self.changes[name]) for name in ("stop", "markers")}
         expected = {} if self.predicted is None else {"prediction": tuple(self.predicted)}
         return base.changed(**self.changes | lists | expected | {"logit_bias": dict(self.biases)})
 
     def told(self) -> tuple[dict[str, Any], list[array[int]]]:
-        """Return it as JSON, with bytes and pictures apart, and the arrays of token ids; ``of`` reads both."""
+        """Return it as JSON, bytes and pictures separately, and the arrays of token ids; ``of`` reads both."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("prompts", "predicted")}
         blobs = {name: value for name, value in self.echo.items() if isinstance(value, bytes)}
         found |= {"echo": {name: value for name, value in self.echo.items() if name not in blobs}, "blobs": blobs}
@@ -172,7 +173,7 @@ class ParsedRequest:
 
 
 class ModelTokens:
-    """A model's tokens, and the grammars that are made of them."""
+    """A model's tokens, and grammars compiled for them."""
 
     def __init__(self, known: ModelInfo) -> None:
         self.known = known
@@ -192,15 +193,15 @@ class Reader:
     """Reads requests.
 
     Args:
-        models: that may be asked; the tokenizer of the first is opened now, the others' when they are asked.
-        grammars: whether it compiles grammars, rather than leave them to another one.
-        limit: is told how many seconds of processor time it needs from now on, to open a tokenizer.
+        models: served models; the first one's tokenizer is opened now, the others' at their first request.
+        grammars: whether it compiles grammars, rather than leave them to another process.
+        limit: called with the seconds of processor time that opening a tokenizer may take from now on.
 
     Attributes:
         seconds: for the request itself.
 
     Raises:
-        BundleError: a tokenizer that is none.
+        BundleError: an invalid tokenizer.
     """
 
     def __init__(
@@ -221,17 +222,18 @@ class Reader:
         return self._opened[model]
 
     def read(self, kind: Asking, body: bytes, earlier: bytes = b"") -> tuple[dict[str, Any], list[array[int]]]:
-        """Read what is asked, as plain data (of a text, ``ParsedRequest.told``), and the token ids of each prompt.
+        """Parse a request -> plain data (for text, that of ``ParsedRequest.told``), and the token ids of each prompt.
 
         Args:
             kind: of the request.
-            body: as it came.
-            earlier: messages of the response that it goes on from, as JSON; without them, where it does, the data name
-                that response.  Of a form its Content-Type.
+            body: as received; a form for audio.
+            earlier: messages of the response that it continues, as JSON.  If they are missing, the result names that
+                response.
+                For a form, its Content-Type.
 
         Raises:
-            EdgespecError: it cannot be answered; the message says why.
-            ValidationError: a field that is none, or outside its bounds.
+            EdgespecError: it cannot be answered; the message explains why.
+            ValidationError: an unknown field, or a value outside its bounds.
         """
         if kind in TASKS:
             asked, sound = read_form(body, earlier, kind)
@@ -389,7 +391,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def serve(models: Sequence[ModelInfo], grammars: bool) -> None:
-    """Answer until there is nobody to ask."""
+    """Answer requests from stdin until it closes."""
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     limit_request(1 + STARTING, MEMORY)
     with _told() as told:
@@ -422,7 +424,7 @@ def _told() -> Iterator[dict[str, Any]]:
         told["refused"] = _refused(Failure(f"reading this request failed: {type(error).__name__}"))
     except (SystemExit, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a mistake of ours, or of a library: panics are no Exceptions
+    except BaseException as error:  # a bug here or in a library; Rust panics are not Exceptions
         found = Failure(f"reading this request failed: {type(error).__name__}: {error}", 500, "server_error")
         told["refused"] = _refused(found)
 

@@ -35,10 +35,10 @@ def line(client: str, method: str, path: str, status: int, model: str, sent: int
 class RequestLog:
     """ASGI middleware that writes a line when a request has been answered.
 
-    Lines are written by a thread of their own: where nobody reads them, they are left out, and requests go on.
+    A separate thread writes the lines.  If the log is not read, lines are dropped, and requests continue.
 
     Args:
-        app: what it stands in front of.
+        app: the wrapped application.
         say: takes the line.
     """
 

@@ -1,6 +1,6 @@
-"""What a client may ask, in the shapes of OpenAI's API; anything that would be ignored silently is refused by name.
+"""Request models in the shapes of OpenAI's API; fields that would be ignored silently are rejected by name.
 
-Every field has a bound, which the description of the API (openapi.py) and docs/guides/serve.md say.
+Every field has a bound, listed in the description of the API (openapi.py) and in docs/guides/serve.md.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
 
 
 class StrictModel(BaseModel):
-    """An object whose fields are all known, and of their own types; one that is null is not there."""
+    """Object that rejects unknown fields and converts no types; a field that is null counts as absent."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     ignored: ClassVar[Sequence[str]] = ()  # fields of a request that change nothing of an answer
@@ -91,11 +91,11 @@ class StreamOptions(OpaqueObject):
 
 
 class OwnFields(StrictModel):
-    """Fields of ``edgespec`` that are no settings.
+    """Fields of ``edgespec`` other than settings.
 
     Attributes:
         regex, lark: a grammar of the text; `response_format` does the same for JSON.
-        tool_format: the notation of calls; None = the server's, which is that of the model's template.
+        tool_format: notation of tool calls; None = the server's, by default that of the chat template.
         reasoning: whether thoughts are separate from the text.
         show_drafts: whether each event of a stream marks accepted and rejected guesses.
     """
@@ -142,7 +142,7 @@ Stops = Annotated[Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | N
 
 
 class SamplingFields(StrictModel):
-    """What every API of texts asks in the same words."""
+    """Fields with the same names in every text API."""
 
     model: Name
     temperature: Annotated[Number, Field(ge=0)] | None = None
@@ -157,7 +157,7 @@ class SamplingFields(StrictModel):
 
 
 class CompletionBase(SamplingFields):
-    """What completions and chats have in common."""
+    """Fields that completions and chats have in common."""
 
     ignored: ClassVar[Sequence[str]] = (  # fields that change nothing of an answer
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -188,21 +188,21 @@ class CompletionBase(SamplingFields):
 
     @property
     def likeliest(self) -> int | None:
-        """How many likeliest tokens are told beside the log-probability of each; None = not even that."""
+        """Number of top logprobs of each token; None = no logprobs."""
         raise NotImplementedError
 
     @property
     def most_tokens(self) -> int | None:
-        """Most new tokens; None = not said."""
+        """Maximum new tokens; None = not set."""
         return self.max_tokens
 
     def asked(self, earlier: bytes = b"") -> CompletionBase:
-        """Make the request that it is; other APIs make a chat of theirs."""
+        """Return this request; other APIs convert theirs to a chat request."""
         return self
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the text must be."""
+        """Return the grammar that the text must match, or None."""
         form, own = self.response_format or {}, self.edgespec
         found = [Grammar.regex(own.regex)] if own.regex is not None else []
         found += [Grammar.lark(own.lark)] if own.lark is not None else []
@@ -225,14 +225,15 @@ class CompletionBase(SamplingFields):
         return next(iter(found), None)
 
     def changes(self, most: int, default: int) -> dict[str, Any]:
-        """List what differs from the server's own settings, as ``Settings.changed`` takes it, but for seed and grammar.
+        """List the settings that differ from the server's, as ``Settings.changed`` takes them, without seed and
+        grammar.
 
         Args:
-            most: tokens that the server gives at most.
-            default: tokens where the request says nothing.
+            most: maximum tokens that the server allows.
+            default: tokens if the request sets no maximum.
 
         Raises:
-            InvalidRequest: something that this server does not do, or a value outside its range.
+            InvalidRequest: a field that this server does not support, or a value outside its range.
         """
         if self.edgespec.show_drafts and not self.stream:
             raise InvalidRequest("show_drafts without stream: expected true for both", "guesses are shown as they come")
@@ -243,7 +244,8 @@ class CompletionBase(SamplingFields):
         own = self.edgespec
         said = self.model_dump(include=set(CHOSEN), exclude_none=True)
         said |= own.model_dump(include=set(OWN_SETTINGS), exclude_none=True)
-        coupled = "rejection" if self.seed is None else "coupled"  # the same text whatever else the server does
+        # the same seed gives the same text, regardless of other requests
+        coupled = "rejection" if self.seed is None else "coupled"
         return (
             {"acceptance": coupled}
             | said
@@ -305,7 +307,7 @@ class Function(OpaqueObject):
 
 
 class Tool(OpaqueObject):
-    """A tool; this server knows functions alone."""
+    """A tool; this server supports only functions."""
 
     type: Literal["function"] = "function"
     function: Function
@@ -378,11 +380,11 @@ class ChatRequest(CompletionBase):
         Literal["auto", "none", "required"] | SomeTools | NamedTool | None, BeforeValidator(_chosen)
     ] = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # whatever else the model's template knows
+    chat_template_kwargs: dict[str, Any] | None = None  # other variables of the model's template
     # how much the model thinks first, where its template knows of it; none: not at all
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prediction: Prediction | None = None
-    continue_final_message: bool | None = None  # the answer goes on with the last message, the assistant's
+    continue_final_message: bool | None = None  # the answer continues the last message, the assistant's
     _continued: bool = PrivateAttr(False)
 
     @property
@@ -403,10 +405,10 @@ class ChatRequest(CompletionBase):
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of; None = the request has none.
+        """Tools that the prompt lists; None = the request has none.
 
         Raises:
-            InvalidRequest: ``tool_choice`` allows a tool that is not among them.
+            InvalidRequest: ``tool_choice`` allows a tool that is not in the list.
         """
         if self.tools is None or self.tool_choice == "none":
             return None
@@ -420,13 +422,13 @@ class ChatRequest(CompletionBase):
 
     @property
     def continued(self) -> bool:
-        """Whether the answer goes on with the last message."""
+        """Whether the answer continues the last message."""
         if self.continue_final_message and self.messages[-1].get("role") != "assistant":
             raise InvalidRequest("continue_final_message: expected the last message to be the assistant's")
         return self._continued or bool(self.continue_final_message)
 
     def goes_on(self, continued: bool) -> ChatRequest:
-        """Say what no field of a chat can: whether the answer goes on with the last message."""
+        """Set whether the answer continues the last message, for APIs that have no field for it."""
         self._continued = continued
         return self
 

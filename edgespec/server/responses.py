@@ -1,4 +1,4 @@
-"""OpenAI's responses: items become a chat, and the answer is written as items; stored ones can be gone on from."""
+"""OpenAI's Responses API: items become a chat, answers are written as items, and stored responses can be continued."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 Items = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
 _ROLES = ("user", "assistant", "system", "developer")
 JOINED = "__"  # between the names of a namespace and of its function
-LEFT_OUT = ("web_search",)  # tools of services that agents offer without being asked: the model is not told of them
+LEFT_OUT = ("web_search",)  # tools of hosted services that agents always offer: the prompt does not list them
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -59,13 +59,13 @@ class ResponsesRequest(SamplingFields):
     background: Literal[False] | None = None
 
     def asked(self, earlier: bytes = b"") -> ChatRequest:
-        """Make the chat that it is.
+        """Convert the request to a chat request.
 
         Args:
-            earlier: messages of the response that it goes on from, as JSON.
+            earlier: messages of the response that it continues, as JSON.
 
         Raises:
-            InvalidRequest: something that is no text, or a tool that is not the client's.
+            InvalidRequest: content other than text, or a tool that the client does not run.
         """
         instructed = [{"role": "system", "content": self.instructions}] if self.instructions else []
         made = self.common | {
@@ -271,7 +271,7 @@ class ResponseWriter(Writer):
         return {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": status, "content": said}
 
     def _named(self, name: str) -> Body:
-        """Write the name of a function, apart from that of its namespace."""
+        """Write the name of a function, split from that of its namespace."""
         for namespace in self.echo["namespaces"]:
             if name.startswith(f"{namespace}{JOINED}"):
                 return {"name": name[len(namespace) + len(JOINED) :], "namespace": namespace}

@@ -29,12 +29,12 @@ class Limits:
 
     parallel: int = 4  # texts that are decoded together
     queue: int = 64  # texts that may wait; more are refused with 429.  One client may fill three quarters of it
-    tokens: int = 4096  # most new tokens of a text
-    body: int = 1 << 20  # most bytes of a request's body
-    seconds: float = 600.0  # most time of a request, waiting included; a text that takes longer is cut there
+    tokens: int = 4096  # maximum new tokens of a text
+    body: int = 1 << 20  # maximum bytes of a request's body
+    seconds: float = 600.0  # maximum time of a request, waiting included; a text that takes longer is cut off
     grace: float = 30.0  # seconds that running requests get when the server is stopped
     connections: int = 256  # most open ones; beyond that the oldest idle one is closed, or a new one waits
-    arrive: float = 30.0  # seconds for a request to arrive whole, and for a client to go on reading its answer
+    arrive: float = 30.0  # seconds for a request to arrive whole, and for a client to resume reading its answer
     idle: float = 5.0  # seconds that a connection stays open between two requests
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Event:
-    """What a request has to tell: text, or how it ended."""
+    """Event of a request: new text, or how it ended."""
 
     chunk: Chunk | None = None  # text of a round; None = the last event
     result: Result | None = None  # at the end; None where it failed
@@ -56,7 +56,7 @@ class Event:
 
 @dataclass(eq=False)
 class PendingRequest:
-    """A text that waits or is decoded, and who is told about it."""
+    """A text that waits or is being decoded, and the function that receives its events."""
 
     request: Request  # which has not begun
     # called with every event, in the decoding thread: it must be quick and must not raise
@@ -68,7 +68,7 @@ class PendingRequest:
     timed_out: bool = False  # its time was over before it had ended
 
     def cancel(self) -> None:
-        """End it with the next round; nobody need wait for the rest."""
+        """Cancel it before the next round."""
         self.request.cancel()
 
     def end(self, event: Event) -> None:
@@ -130,7 +130,7 @@ class Scheduler:
             waiting, room = len(self._waiting), max(0, self._batch.room)
             if waiting >= self.limits.queue + room:
                 raise Busy(f"{waiting} texts wait already", "ask again in a moment")
-            part = self.limits.queue - self.limits.queue // 4  # somebody else's find a place
+            part = self.limits.queue - self.limits.queue // 4  # the rest is kept for other clients
             if (own := self._waiting.of(client)) >= part + room:
                 raise Busy(f"{own} texts of this client wait already", "ask again when some of them are there")
             self._waiting.add(client, ticket.group, ticket)
@@ -165,7 +165,7 @@ class Scheduler:
                 self._admit()
                 for running, answer in self._batch.round():
                     self._deliver(running, answer)
-            except Exception as error:  # a mistake of ours: those at hand are told, the server goes on
+            except Exception as error:  # a bug: the running requests get the error, and the server continues
                 self._batch.close()
                 for ticket in self._running.values():
                     ticket.end(Event(error=error))
@@ -181,7 +181,7 @@ class Scheduler:
             self._joining = False
 
     def _join(self) -> bool:
-        """Let the next request join; returns whether to go on."""
+        """Let the next request join -> whether it was able to."""
         with self._changed:
             if not self._waiting:
                 return False

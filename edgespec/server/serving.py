@@ -1,8 +1,9 @@
-"""A server's life: it accepts as many connections as it has room for, and stops when it is told to.
+"""Life of a server: it accepts connections up to a limit, and stops on request.
 
-Connections have limits: uvicorn's protocol over httptools, which parses in C, with bounds on what a client may hold.  A
-request must arrive whole within a time, in pieces that are not too many, with headers that are not too long; an answer
-must be read; what is sent behind a running request is bounded.  Whoever goes beyond is told so, and cut.
+Connections use uvicorn's protocol over httptools, which parses in C, with bounds on what a client may hold.  A request
+must arrive whole in time, in a limited number of pieces, with headers of limited size.  The client must read its
+answer.  The bytes sent after a running request are bounded.  A client that exceeds a limit gets an error and is
+disconnected.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
 
 HEAD = 1 << 16  # bytes of a request's line and headers
-BEHIND = 1 << 16  # bytes that may come behind a running request
+BEHIND = 1 << 16  # bytes that may follow a running request
 MOST_PIPELINED = 8  # requests among them
-FREE_PIECES, PIECE = 1024, 256  # pieces of a body: so many, and one more for so many bytes
-SPARE = 8  # connections beyond the limits, which may ask for /health alone
+FREE_PIECES, PIECE = 1024, 256  # pieces of a body: FREE_PIECES, plus one per PIECE bytes
+SPARE = 8  # connections beyond the limit, which may only ask for /health
 SPARE_SECONDS = 2.0  # for their requests
 HEALTH = b"/health"
 LINGER = 2.0  # seconds in which a client that was cut may read why
@@ -194,7 +195,7 @@ class Connection(HttpToolsProtocol):
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Give a client that does not read some time to go on."""
+        """Give a client that does not read some time to resume."""
         super().pause_writing()
         self._reading = self.loop.call_later(self.open.limits.arrive, self.abort)
 
@@ -219,7 +220,7 @@ class Connection(HttpToolsProtocol):
 
     def _too_late(self) -> None:
         self._arriving = None
-        if self.running:  # what is late is behind another one
+        if self.running:  # the late request follows one that is still running
             self.abort()
         elif self._begun:
             self._refuse(408, f"the request did not arrive within {self.open.limits.arrive:g} seconds")
@@ -252,14 +253,14 @@ class Connection(HttpToolsProtocol):
         self.pipeline.clear()
         self._leave()
         self.flow.resume_reading()
-        with suppress(OSError):  # the client has gone, which the loop will be told of later
+        with suppress(OSError):  # the client has disconnected; the event loop notices later
             if self.transport.can_write_eof():
                 self.transport.write_eof()
         self._unset_keepalive_if_required()
         self.loop.call_later(LINGER, self.transport.abort)
 
     def _leave(self) -> None:
-        """Nobody waits for an answer any more, and no answer waits for the rest of its request."""
+        """Mark the running requests as disconnected, so that they stop waiting for input and output."""
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -271,7 +272,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
 
-OTHERS = 64  # descriptors for all but connections
+OTHERS = 64  # descriptors other than connections
 UNREAD = 1 << 17  # bytes of an answer that the system keeps for a client that does not read
 BACKLOG = 512  # connections that wait in the system to be accepted
 
@@ -319,7 +320,7 @@ class Server(uvicorn.Server):
         app: as ``make_app`` gives it.
         sock: that listens.
         limits: of connections and time.
-        say: tells whoever watches.
+        say: shows a message to the operator.
         started: called once requests are answered.
         log: whether requests are logged on stderr.
     """
@@ -345,10 +346,10 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=limits.idle,  # type: ignore[arg-type]
-            timeout_graceful_shutdown=round(limits.grace) + 10,  # texts end by themselves before
+            timeout_graceful_shutdown=round(limits.grace) + 10,  # texts end on their own before that
         )
         super().__init__(config)
-        logging.getLogger("asyncio").setLevel(logging.ERROR)  # clients that leave are no news
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it would log each client that disconnects
         self._socket, self._limits, self._say, self._started, self._log = sock, limits, say, started, log
         self._app, self._models = app, cast(Models, app.state.models)
         self._front: Front | None = None
@@ -417,7 +418,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(BEAT)
 
     async def _accept(self) -> None:
-        """Accept connections here, where there is no process that does."""
+        """Accept connections in this process, if no separate one does."""
         loop = asyncio.get_running_loop()
         while True:
             try:

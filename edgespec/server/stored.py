@@ -1,4 +1,4 @@
-"""Responses that clients may ask for again and go on from, in memory: bounded, and each owner's apart."""
+"""Stored responses that clients may fetch and continue, in memory: bounded, and separate for each owner."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Stored:
             self.remove(oldest, next(iter(self._kept[oldest])))
 
     def get(self, owner: str, id_: str) -> tuple[bytes, bytes] | None:
-        """Look up a response, and the conversation; None = it is not kept, or it is somebody else's."""
+        """Look up a response and its conversation; None = not stored, or of another owner."""
         return self._kept.get(owner, OrderedDict()).get(id_)
 
     def remove(self, owner: str, id_: str) -> bool:
-        """Forget one -> whether it was there."""
+        """Delete a response -> whether it existed."""
         if (found := self._kept.get(owner, OrderedDict()).pop(id_, None)) is None:
             return False
         self._bytes[owner] -= sum(map(len, found))

@@ -26,7 +26,7 @@ class Plan:
     grammar: Grammar | None = None  # of the whole answer
     markers: tuple[str, ...] = ()  # special tokens that its text must keep
     single: bool = False  # one call ends it
-    pictures: Sequence[Given] = ()  # uint8 [h, w, 3] each, whose rows stand in the prompt by the image's token
+    pictures: Sequence[Given] = ()  # uint8 [h, w, 3] each; their embeddings replace the image tokens of the prompt
 
 
 def plan_chat(
@@ -37,11 +37,11 @@ def plan_chat(
     Args:
         asked: the request.
         codec: of the bundle.
-        calls: the notation of calls; None = that of the model's template.
-        sight: of the model; None = it reads text alone.
+        calls: notation of tool calls; None = that of the chat template.
+        sight: of the model; None = it reads only text.
 
     Raises:
-        InvalidRequest: no template, one that refuses the conversation, pictures that cannot be read, or tools that
+        InvalidRequest: no template, one that rejects the conversation, pictures that cannot be read, or tools that
             cannot be asked for.
     """
     tools = asked.offered
@@ -73,10 +73,10 @@ def plan_chat(
 
 
 def write_chat(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None = None) -> tuple[ChatText, list[Given]]:
-    """Render a chat by the model's template -> what it wrote, and the pictures or recordings that it has places for.
+    """Render a chat with the model's template -> the text, and the pictures or recordings for its placeholders.
 
     Raises:
-        InvalidRequest: as of ``plan_chat``.
+        InvalidRequest: see ``plan_chat``.
     """
     messages, pictures = apart(said(asked, codec, sight), sight.kind if sight else "image")
     place, goes_on = sight.sense.words.placeholder if sight else "", asked.continued
@@ -85,7 +85,7 @@ def write_chat(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None 
 
 
 def _options(asked: ChatRequest) -> dict[str, Any]:
-    """Collect what a template knows beside the messages, the effort under the names that templates have for it."""
+    """Collect a template's variables other than messages; reasoning effort gets each name that templates use for it."""
     options: dict[str, Any] = {}
     if asked.reasoning_effort is not None:
         thinks = asked.reasoning_effort != "none"
@@ -98,12 +98,13 @@ def _options(asked: ChatRequest) -> dict[str, Any]:
 def said(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None = None) -> list[dict[str, Any]]:
     """Write the messages for the model's template.
 
-    Parts of text are joined; beside pictures they stay apart.  Parts that are thoughts are the message's thoughts.
-    Pictures that a tool gave are the user's, behind what it said.  The rest is as the template wants it
-    (``TextCodec.adapted``), and messages of the system at the beginning are one.
+    Text parts are joined, except in messages with pictures.  Parts that are thoughts become the message's thoughts.
+    Pictures from a tool go into a user message after the tool's.  ``TextCodec.adapted`` adapts the rest to the
+    template,
+    and joins system messages at the beginning.
 
     Raises:
-        InvalidRequest: a part that is no text, or a picture or a recording that this model does not read.
+        InvalidRequest: content other than text, or a picture or recording that this model cannot read.
     """
     made: list[dict[str, Any]] = []
     opener = sight.opener() if sight else None
@@ -146,10 +147,10 @@ def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plain(content: Any, hint: str = TEXT_ALONE) -> tuple[str | None, str]:
-    """Join parts of text -> the text, and the thoughts among them.
+    """Join text parts -> the text, and the thoughts among them.
 
     Raises:
-        InvalidRequest: a part that is no text; ``hint``: what the model reads.
+        InvalidRequest: content other than text; ``hint``: what the model accepts.
     """
     if content is None or isinstance(content, str):
         return content, ""

@@ -1,4 +1,4 @@
-"""What writes the answer to a request, whole or as a stream of server-sent events; each API has one."""
+"""Writers of answers, whole or as a stream of server-sent events; each API has one."""
 
 from __future__ import annotations
 

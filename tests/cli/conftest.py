@@ -1,4 +1,4 @@
-"""The command line, in this process and in one of its own."""
+"""Run the command line, in this process or in a new one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG = 10**6  # more tokens, or trials, than anyone waits for
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command gave."""
+    """Output and exit code of a command."""
 
     code: int
     out: str
@@ -43,7 +43,7 @@ class Outcome:
         return value
 
     def failed(self, code: int) -> dict[str, Any]:
-        """Return the ``error`` of a command with ``--json`` that ended so; stderr says the same in words."""
+        """Return the ``error`` of a failed command with ``--json``; stderr has the same message."""
         assert self.code == code, (self.out, self.err)
         assert "Traceback" not in self.err
         assert self.out.count("\n") == 1
@@ -97,7 +97,7 @@ def start(
     program: tuple[str, str] = ("-m", "edgespec"),
     **changes: str,
 ) -> subprocess.Popen[str]:
-    """``python -m edgespec ARGUMENTS`` in a process of its own; ``changes`` are environment variables."""
+    """Start ``python -m edgespec ARGUMENTS`` in a new process; ``changes`` are environment variables."""
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
     return subprocess.Popen(
         [sys.executable, *program, *map(str, arguments)],

@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 
 
 def rows_of(operators: Operators) -> list[str]:
-    """Strict mode is a graph of its own on stock operators only, and so is ``ar`` a row of its own."""
+    """Return the rows: on stock operators strict mode has its own graph, so ``ar`` has its own row."""
     return ["plain", *(["ar"] if operators == "stock" else []), "ngram", "speculative", "self-spec"]
 
 
@@ -138,7 +138,7 @@ def test_without_strict_there_is_one_plain_method(command: Command, demo: Path) 
 
 
 def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path) -> None:
-    """Nor are texts compared that are drawn anew: only their distribution is meant to be the same."""
+    """Texts that are sampled again are not compared: only their distribution must be the same."""
     result = command("bench", demo, *QUICK, "--temperature", 1, "--method", "ngram", "--method", "speculative")
     lines = result.out.splitlines()
     assert re.search(r"; (same text in all 2 runs; )?same distribution, other texts: (ngram, )?speculative$", lines[0])
@@ -154,7 +154,7 @@ def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path)
         ({"same_text": 0}, "ANOTHER TEXT: see `edgespec verify`", None),
         ({"speedup": 2.5, "speedup_low": 2.0},
          "ngram is 2.5 times as fast as plain decoding; same text in all 2 runs", True),
-        # one pair crowns nobody
+        # one pair does not decide the fastest
         ({"speedup": 2.5, "speedup_low": 2.5, "speedup_high": 2.5, "pairs": 1},
          "one pair of runs: too few to find the fastest", False),
         # nor is a likely gain denied
@@ -207,7 +207,7 @@ def test_ctrl_c_shows_what_was_measured(
         assert found["error"]["type"] == "KeyboardInterrupt"
         return
     assert [row["method"] for row in found["methods"]] == ["plain", "ngram"][: after - 1]
-    assert "    plain " in result.err.replace("\n", "    ")  # said as soon as it is there
+    assert "    plain " in result.err.replace("\n", "    ")  # printed as soon as it is measured
     if after < 12:
         assert "stopped: the first round alone was measured" in result.err
         return

@@ -64,7 +64,7 @@ def test_a_method_that_does_not_fit_gives_way(demo: Path, operators: Operators) 
 def test_prefills_are_cut_smaller_where_that_makes_room(
     demo: Path, operators: Operators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PrefillBudget, "rows", lambda self, most, alone: most)  # whatever the clock says
+    monkeypatch.setattr(PrefillBudget, "rows", lambda self, most, alone: most)  # independent of timing
     tokens = 64 * 4
     sizes = {chunk: peak(demo, "ar", operators, tokens, chunk=chunk).peak for chunk in CHUNKS}
     assert sizes[128] > sizes[32]

@@ -92,7 +92,7 @@ def test_a_longer_context_or_other_prompts_are_measured_again(command: Command, 
     assert own.json["reasons"] == ["methods were tried on other prompts"]
     assert own.json["profile"]["prompts"]
     assert command("calibrate", demo, *SHORT, "--prompts", prompts, "--json").json["cached"]
-    assert command("calibrate", demo, *SHORT, "--json").json["cached"]  # nobody asked for others
+    assert command("calibrate", demo, *SHORT, "--json").json["cached"]  # no other prompts were given
 
 
 def test_what_a_busy_machine_gave_is_not_used(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

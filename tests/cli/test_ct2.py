@@ -1,4 +1,4 @@
-"""A folder of CTranslate2 translates, or hears, in one command."""
+"""A CTranslate2 folder translates or transcribes with one command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ROUNDED = {"The train to the coast leaves in the morning.": "er Zug zur Küste fährt am Morgen ab."}
-"""What ctranslate2 4.8.5 writes with these int8 weights; their origin begins with "Der"."""
+"""Output of ctranslate2 4.8.5 with these int8 weights; the float model's output begins with "Der"."""
 
 
 @pytest.mark.parametrize("config", [True, False])

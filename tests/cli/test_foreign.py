@@ -1,4 +1,4 @@
-"""A bundle of an export by optimum, from end to end: methods write plain decoding's text, others are refused."""
+"""A bundle of an export by optimum, end to end: methods reproduce plain decoding's text, others are rejected."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_verify(command: Command, paired: Paired, form: Format) -> None:
 def test_verify_where_rows_depend_on_their_neighbours(
     command: Command, paired: Paired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proof then accepts near-ties, and says so; other differences still fail."""
+    """The proof then accepts near-ties, and reports that; other differences still fail."""
     monkeypatch.setattr(edgespec.engine.loaded, "rows_exact", lambda slot: False)
     result = command("verify", paired(), "--max-new-tokens", 20)
     assert result.code == 0

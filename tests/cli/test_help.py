@@ -1,4 +1,4 @@
-"""The overview, help texts, defaults, and what is said of failures and results."""
+"""The overview, help texts, defaults, and the messages of failures and results."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[str, ...] | None] = {
 
 
 def leaves(command: click.Command, name: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command that is no group of others, by what is typed."""
+    """Yield every command that is not a group, with the words typed for it."""
     if not isinstance(command, click.Group):
         yield name, command
         return
@@ -306,7 +306,7 @@ def test_nothing_guessed_is_said_so(engine: Get) -> None:
 
 
 def test_the_reason_says_what_was_measured(engine: Get) -> None:
-    """Beside what was predicted, and the same figure as in the summary's first word; a short request tells nothing."""
+    """It is shown with the prediction, and equals the first figure of the summary; a short request shows none."""
     with patch("edgespec.decoding.stats.TELLING", 0):
         made = ask(engine(), method="self-spec", max_new_tokens=48)
         speed = made.stats.request_speedup

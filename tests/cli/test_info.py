@@ -53,7 +53,7 @@ def test_names_are_not_markup(command: Command, chatty: Path) -> None:
 
 
 def test_what_the_export_noted_is_printed_once(command: Command, demo: Path, tmp_path: Path) -> None:
-    """Whole, below the table; what stands at a method is not said again."""
+    """They are printed whole, below the table, without the notes that a method's row already has."""
     folder = Path(shutil.copytree(demo, tmp_path / "noted"))
     manifest = json.loads((folder / "edgespec.json").read_text("utf-8"))
     manifest["methods"]["speculative"]["notes"] = "right half the time; as measured"
@@ -316,7 +316,7 @@ def test_a_model_is_pulled_listed_and_exported_without_the_hub(tmp_path: Path, h
     listed = json.loads(edgespec(home, hub, "pull", "--list", "--json").stdout)
     assert [row["model"] for row in listed["models"]] == [MODEL]
     assert MODEL in edgespec(home, hub, "pull", "--list").stdout
-    nowhere = "http://127.0.0.1:9"  # a port that nobody listens on
+    nowhere = "http://127.0.0.1:9"  # a port where nothing listens
     output = str(tmp_path / "bundle")
     made = edgespec(home, nowhere, "export", MODEL, "--format", "fp32", "-o", output, HF_HUB_OFFLINE="1")
     assert made.returncode == 0, made.stderr

@@ -82,14 +82,14 @@ def test_embedded_weights_that_changed_are_another_bundle(tmp_path: Path, monkey
     (folder / "shakespeare" / "model.safetensors").write_bytes(b"other")
     assert found[2] == "" == library.embedded("shakespeare")
     changed = [library.embedded(f"builtin:{name}") for name in ("shakespeare", "shakespeare-73m")]
-    assert len({*found, *changed}) == 5  # the wide one is made of the other
+    assert len({*found, *changed}) == 5  # the wide model is built from the other one
 
 
 def test_what_is_neither_bundle_nor_model(command: Command, cache: Path, model: Path, demo: Path) -> None:
     near = command("run", f"{demo}s", "--prompt", "x")
     near.refused(1, "no such bundle or model", f"did you mean {demo}?")
     command("run", "tinyy", "--prompt", "x").refused(1, "no such bundle or model", "edgespec list")
-    command("run", f"{demo}s").refused(1, f"did you mean {demo}?")  # whatever else is missing
+    command("run", f"{demo}s").refused(1, f"did you mean {demo}?")  # even if other arguments are missing
     library.ready(model)
     command("run", "tinyy", "--prompt", "x").refused(1, "did you mean tiny?")
     with pytest.raises(InvalidRequest, match="no such bundle or model") as caught:
@@ -192,7 +192,7 @@ def test_a_format_that_is_asked_for_is_a_bundle_beside_the_chosen_one(
     command("run", chosen, "--prompt", "x", "--format", "w8a8").refused(1, "--format w8a8 was given", "for a model")
     facts = chosen.with_name("tiny.json")
     made = json.loads(facts.read_text("utf-8"))
-    del made["format"]  # by a version that chose by speed alone
+    del made["format"]  # from a version that chose only by speed
     facts.write_text(json.dumps(made), "utf-8")
     assert library.located(model) is None
 

@@ -98,7 +98,7 @@ def test_a_config_alone_is_enough(command: Command, checkpoint: Callable[[str], 
 
 
 VISION = {"vision_config": {"model_type": "siglip"}, "image_token_id": 5}
-# model_type, what config.json has beside the text part, what it reads, where tensors lie, the tower
+# model_type, what config.json has in addition to the text part, its modality, where tensors are, the tower
 SHAPES: dict[str, tuple[str, str, dict[str, Any], str, Callable[[str], str], str]] = {
     "llava": ("llama_tied_gqa", "llava", {"vision_config": {"a": 1}, "image_token_index": 7}, "images",
               lambda name: f"language_model.{name}", "vision_tower.a.weight"),
@@ -140,7 +140,7 @@ def test_it_is_refused_in_one_sentence_everywhere(
     folder, what = whole(shape), SHAPES[shape][3]
     commands = [("models", folder), ("plan", folder), ("export", folder, "-o", tmp_path / "out")]
     said = [command(*one, "--json").failed(1) for one in commands]
-    (folder / "model.safetensors").unlink()  # config.json alone
+    (folder / "model.safetensors").unlink()  # only config.json is left
     said += [command(*one, "--json").failed(1) for one in commands[:2]]
     assert len({json.dumps(error) for error in said}) == 1
     assert said[0]["message"].startswith(f"{folder}: this model reads {what}, and edgespec does not yet")
@@ -260,7 +260,7 @@ def test_the_export_warns_and_says_what_it_is(
 
 @pytest.mark.parametrize("context", [SHORT, None])
 def test_within_the_trained_length_nothing_differs(checkpoint: Callable[[str], Path], context: int | None) -> None:
-    """The source as it is used for a text has the short factors for short ones, whatever the export's context."""
+    """For short texts the source uses its short factors, for any context length of the export."""
     arch, tokens = open_model(checkpoint("phi3_short_partial"), context), list(range(2, 42))
     short = reference_logits(open_model(checkpoint("phi3_short_partial"), SHORT), tokens)
     np.testing.assert_array_equal(reference_logits(as_used_for(arch, len(tokens)), tokens), short)

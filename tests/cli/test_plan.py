@@ -78,7 +78,7 @@ def test_a_bundle(command: Command, demo: Path) -> None:
 
 
 def test_weights_of_no_bytes_are_refused(command: Command, demo: Path, tmp_path: Path) -> None:
-    """Whatever their hash: predictions would divide by them."""
+    """They are rejected even if the hash is right: predictions would divide by their size."""
     bundle = Path(shutil.copytree(demo, tmp_path / "bundle"))
     (bundle / "model.data").write_bytes(b"")
     data = json.loads((bundle / "edgespec.json").read_text("utf-8"))
@@ -103,7 +103,7 @@ def test_a_model_by_its_config_alone(command: Command, config_alone: Path) -> No
     found = command("plan", config_alone, "--budget", "1GiB", "--context", "256", "--json").json
     assert {candidate["format"] for candidate in found["candidates"]} == {*FORMATS}
     speeds = {candidate["method"]: candidate["speed"]["speedup"] for candidate in found["candidates"]}
-    assert speeds == {name: 1.0 if name == "ar" else None for name in speeds}  # nobody has measured a gain
+    assert speeds == {name: 1.0 if name == "ar" else None for name in speeds}  # no gain was measured
     assert any(hint.startswith("not measured: ") for hint in found["hints"])
     needs = {candidate["method"] for candidate in found["candidates"] if candidate["needs"]}
     assert needs == {"medusa", "blockwise", "paradecode", "eagle"}
@@ -200,7 +200,7 @@ def test_within_a_recipe(command: Command, config_alone: Path) -> None:
 def test_a_plan_opens_a_model_once_and_no_tokenizer(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tokenizer of hundreds of thousands of pieces takes seconds, and a plan needs its size alone."""
+    """Opening a tokenizer of hundreds of thousands of pieces takes seconds, and a plan needs only its size."""
     file, folder = tmp_path / "tiny.gguf", tmp_path / "folder"
     write_gguf(file, "llama_tied_gqa")
     hf.write_checkpoint(folder, hf.CONFIGS["llama_tied_gqa"], 3)

@@ -1,4 +1,4 @@
-"""``edgespec run``, in this process and in one of its own."""
+"""``edgespec run``, in this process and in a new one."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_ctrl_c_during_an_export(
     assert "Traceback" not in err
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ([".demo.search"] if kept else [])
-    if kept:  # the next try goes on from there, and cleans up
+    if kept:  # the next try continues from there, and cleans up
         assert [path.suffix for path in (tmp_path / ".demo.search").iterdir()] == [".journal"]
         wanted[wanted.index(LONG)] = 1
         monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What surrounds a command: outputs that are closed, folders that are loops, names that are nothing."""
+"""A command's surroundings: outputs that are closed, folders that are loops, names that do not exist."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_loop_of_links_is_no_defect(
 
 
 def test_a_name_that_is_nothing_is_what_is_wrong(command: Command, demo: Path) -> None:
-    """Before a prompt is missed; of a bundle that is there, the prompt is."""
+    """This comes before the error of a missing prompt; an existing bundle gets that one."""
     misspelled = demo.with_name(f"{demo.name}x")
     for given in ((), ("--json",), ("--chat",)):
         command("run", misspelled, *given).refused(1, f"{misspelled}: no such bundle or model", f"did you mean {demo}?")

@@ -255,7 +255,7 @@ SEEN = "a\ufffd]0;title\ufffdb\ufffd[2Jc\ufffdd\ufffde"
 
 @pytest.mark.parametrize("more", [(), ("--show-drafts", "--method", "ngram")])
 def test_a_text_cannot_order_a_terminal_about(demo: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
-    """A title, a screen that is cleared, letters that are turned around: what a model writes is only shown."""
+    """Generated text cannot set a title, clear the screen or reverse letters: control characters are only shown."""
     expression = re.sub(r"([\[\]])", r"\\\1", HOSTILE)
     wanted = ["-m", "edgespec", "run", demo, "--prompt", "x", "--max-new-tokens", 90, "--threads", THREADS]
     with Terminal([*wanted, "--regex", expression, *more], tmp_path, kind="xterm-256color") as terminal:
@@ -312,7 +312,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Chunk, Round]]:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the text of every refused draft that is asked for."""
+    """Return the text of every rejected draft that is decoded."""
     seen: list[str] = []
     continuation = TextCodec.continuation
 
@@ -362,7 +362,7 @@ def test_a_stop_string_ends_coloured_text_too(
         shown = command("run", demo, *DRAFTING, "--show-drafts", "--stop", stop).out
         kept = "".join(text for style, text in coloured(shown) if style != RED)
         assert kept.replace("\n", "") == whole[: whole.index(stop)].replace("\n", "")
-        # what came after the stop string in its round is nobody's business
+        # tokens after the stop string in its round do not matter
         whole_rounds = [item for chunk, item in rounds if len(chunk.pieces) == len(item.tokens)]
         assert len(refused) == sum(bool(item.rejected) for item in whole_rounds)
 

@@ -121,7 +121,7 @@ def test_vocabulary_and_merges_alone(command: Command, tmp_path: Path, model_typ
 
 
 def test_the_words_of_qwen2(tmp_path: Path) -> None:
-    """What a pre-tokenizer parts, no merge joins; and text is NFC."""
+    """Merges do not cross the pre-tokenizer's boundaries, and text is NFC."""
     base = json.loads(hf.make_tokenizer(SIZE, False).to_str())["model"]["vocab"]
     vocab = base | {"12": len(base), "\u0120a": len(base) + 1, "!\u010a": len(base) + 2, "\u00c3\u00a9": len(base) + 3}
     write(tmp_path / "vocab.json", vocab)
@@ -165,7 +165,7 @@ def test_no_tokenizer_at_all(command: Command, tmp_path: Path) -> None:
 
 @pytest.fixture
 def chained(tmp_path: Path) -> Callable[..., Path]:
-    """Make a model that goes on ``:`` with ``xqzxqz..``; ``change`` gets its folder before anything is read."""
+    """Make a model that continues ``:`` with ``xqzxqz..``; ``change`` gets its folder before the export."""
 
     def get(eos: Any, change: Callable[[Path], None] = lambda folder: None, vocab: int = 600, **described: Any) -> Path:
         tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
@@ -183,7 +183,7 @@ def number(name: str) -> int:
 
 
 def answer(command: Command, source: Path) -> tuple[dict[str, Any], list[int]]:
-    """Return what the model goes on with, and the bundle's EOS ids; the bundle is verified."""
+    """Return the model's continuation, and the bundle's EOS ids; the bundle is verified."""
     bundle = export(source.parent / "bundle", str(source), *FP32)
     made = command("run", bundle, "--prompt", "so:", "--max-new-tokens", 7, "--json").json
     assert command("verify", bundle, "--max-prompts", 1, "--max-new-tokens", 8, "--json").json["passed"]
@@ -249,7 +249,7 @@ def test_where_the_end_of_a_text_is_named(
 @pytest.mark.parametrize(
     "eos, text",
     [
-        # each of several ends the text; whatever kind of token it is, special or a word, it is no part of it
+        # each of several ends the text and is not included in it, whether it is a special token or a word
         (["z", "</s>"], "xq"),
         (["</s>", "q"], "x"),
         (["</s>"], "xqzxqzx"),
@@ -420,7 +420,7 @@ def test_older_models_ask_in_config_json(tmp_path: Path) -> None:
 
 
 def test_rules_of_a_decoder_bind_every_method(command: Command, tmp_path: Path) -> None:
-    """What generation_config.json forbids never comes, and speculation writes plain decoding's text under it."""
+    """Tokens that generation_config.json forbids never occur, and speculation still gives plain decoding's text."""
     source = tmp_path / "model"
     shutil.copytree(resolve("builtin:shakespeare-draft"), source)
     file = source / GENERATION

@@ -106,7 +106,7 @@ def test_a_call_is_asked_for_run_and_answered(
     chat_engine: Engine, tools: Tools, typed: str, said: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The model, which is random, is made to write a call each time; so its last answer has one, too."""
+    """The random model is forced to write a call each time, so its last answer also has one."""
     monkeypatch.setattr(chat_module, "MOST_CALLS", 2)
     asked: list[str] = []
     tools.allowed.clear()
@@ -161,7 +161,7 @@ def test_what_ends_a_chat_is_not_wrapped(server: Path) -> None:
 def test_what_a_server_says_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     schema = {"type": "function", "function": {"name": "say", "description": "", "parameters": {}}}
     said = Tools([schema], lambda *_: "\x1b[2Jred\n\x07", {"say"}).answer(Call("1", "say", "{}"))
-    assert said == "\x1b[2Jred\n\x07"  # the model is told all of it
+    assert said == "\x1b[2Jred\n\x07"  # the model receives all of it
     assert "\x1b" not in capsys.readouterr().err
 
 

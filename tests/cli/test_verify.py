@@ -81,7 +81,7 @@ def test_without_strict_only_near_ties_may_differ(command: Command, demo: Path) 
 
 @pytest.fixture
 def wild(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Return acceptance that ends every draft with a token that nobody proposed."""
+    """Patch acceptance so that every draft ends with a token that was not proposed."""
 
     def invent(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept) -> Verdict:
         return Verdict((), (rows.choose(0) + (len(proposal) > 0)) % 1024)
@@ -129,7 +129,7 @@ def test_a_text_that_only_ends_early_is_caught(command: Command, demo: Path, los
 
 
 def altered(folder: Path, demo: Path, change: Callable[[dict[str, Any], Path], None]) -> Path:
-    """Make a bundle made anew: something is changed, and all hashes are those of what is there."""
+    """Copy a bundle with a change, and update all hashes to match."""
     other = Path(shutil.copytree(demo, folder / "other"))
     file = other / "edgespec.json"
     manifest = json.loads(file.read_text("utf-8"))
@@ -168,7 +168,7 @@ def made_here(
 def test_golden_vectors_that_are_not_reproduced_fail(
     command: Command, made_here: tuple[Path, str], tmp_path: Path, change: Any
 ) -> None:
-    """Of a bundle that was made anew nothing else can say that it is another one."""
+    """Nothing else identifies a rebuilt bundle as a different one."""
     made, layout = made_here
     check = ("verify", altered(tmp_path, made, change) if change else made, *QUICK, "--operators", layout)
     result = command(*check)

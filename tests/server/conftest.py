@@ -1,4 +1,4 @@
-"""A bundle behind a real server in a process of its own, and an engine beside it to compare with."""
+"""Fixtures: a bundle served by a real server in a separate process, and an engine in this process to compare with."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Later:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith(("_", "pytest")):  # what pytest asks of whatever a file of tests has
+        if attribute.startswith(("_", "pytest")):  # attributes that pytest looks up on everything in a test module
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
@@ -102,7 +102,7 @@ def source_with_template(folder: Path, template: str = TEMPLATE) -> Path:
 
 @pytest.fixture(scope="session")
 def alone(served_bundle: Path, kind: Operators) -> Iterator[Engine]:
-    """Make the same bundle in this process: what each request gives by itself."""
+    """Load the same bundle in this process, for the expected result of each request."""
     engine = load(served_bundle, threads=1, operators=kind)
     yield engine
     engine.close()

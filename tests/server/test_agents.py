@@ -4,8 +4,8 @@ Their fields, in this order of kinds, are known from
 - Codex CLI: openai/codex (Apache-2.0), codex-rs/codex-api/src/common.rs and codex-rs/core/tests/suite/web_search.rs;
 - Claude Code: anthropics/claude-code issue 96101 and ggml-org/llama.cpp pull request 20623, which show its requests,
   and the public reference of Anthropic's API;
-- opencode: vercel/ai (Apache-2.0), packages/openai-compatible, by which it asks;
-- aider: BerriAI/litellm (MIT), litellm/llms/openai, by which it asks;
+- opencode: its client library, vercel/ai (Apache-2.0), packages/openai-compatible;
+- aider: its client library, BerriAI/litellm (MIT), litellm/llms/openai;
 - Continue: continuedev/continue (Apache-2.0), packages/openai-adapters;
 - Cline: cline/cline (Apache-2.0), src/core/api/transform/openai-format.ts.
 """
@@ -324,7 +324,7 @@ def test_an_image_is_refused_clearly(server: Served, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, (_, body) in AGENTS.items() if "tools" in body])
 def test_an_agents_tools_can_be_called(server: Served, name: str) -> None:
-    """By the grammar of its own schemas; calls of a namespace come back by both names."""
+    """The grammar follows the agent's own schemas; calls of a namespace return both names."""
     path, body = AGENTS[name]
     body = body | {"stream": False, "temperature": 0, "parallel_tool_calls": False}
     body.pop("stream_options", None)

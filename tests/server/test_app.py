@@ -78,7 +78,7 @@ def test_a_chat_as_a_stream(client: TestClient, engine: Engine) -> None:
 
 @pytest.mark.parametrize("stop", [None, "the"])
 def test_a_stream_tells_its_guesses_apart(client: TestClient, stop: str | None) -> None:
-    """Accepted guesses and the model's own tokens are the text; refused ones are beside it, and counts add up."""
+    """Accepted draft tokens and the model's own tokens form the text, rejected ones do not, and the counts add up."""
     own = {"edgespec": {"method": "ngram", "fallback": False, "adaptive": False}}
     ask = ASK | {"max_tokens": 120, "stop": stop} | own
     plain = client.post("/v1/chat/completions", json=ask).json()
@@ -196,8 +196,8 @@ def test_unknown_paths_are_errors_of_the_same_shape(client: TestClient) -> None:
 
 
 def test_a_request_that_fails_ends_alone(client: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error in the middle of a text is told as the last event, and the next request is served."""
-    take = TextRequest._take  # of a round, whether its pass was run alone or with others
+    """An error in the middle of a text is sent as the last event, and the next request is served."""
+    take = TextRequest._take  # of a round, whether its pass ran separately or in a batch
     calls = 0
 
     def broken(self: TextRequest, item: Round) -> Any:
@@ -217,7 +217,7 @@ def test_a_request_that_fails_ends_alone(client: TestClient, engine: Engine, mon
     assert again["choices"][0]["message"]["content"] == expected.text
 
 
-# -- the scheduler by itself -------------------------------------------------------------------------------------------
+# -- the scheduler without a server -----------------------------------------------------------------------------------
 
 
 class Listener:
@@ -239,7 +239,7 @@ def submit(scheduler: Scheduler, engine: Engine, listener: Listener) -> PendingR
 
 
 def test_time_is_limited(engine: Engine) -> None:
-    """What runs is cut and keeps its text; what waits is told that its turn did not come."""
+    """A running text is cut off and keeps its tokens; a waiting one gets an error."""
     scheduler = Scheduler(engine, Limits(parallel=1))
     first, second = Listener(), Listener()
     tickets: list[PendingRequest] = []
@@ -370,6 +370,6 @@ def test_everything_comes_once_and_in_the_order_of_its_request(items: list[tuple
         client, request, item = queue.take()
         assert own[client, request].popleft() == item
         waiting = {client for (client, _), left in own.items() if left}
-        for other in waiting - {client}:  # nobody has two turns while another one waits
+        for other in waiting - {client}:  # no client has two turns while another one waits
             assert turns[-len(waiting) :].count(client) <= 1 or other in turns[-len(waiting) :]
         turns.append(client)

@@ -1,4 +1,4 @@
-"""What one client may take: connections, bytes, the time of readers and of the decoding thread."""
+"""Limits of one client: connections, bytes, and the time of readers and of the decoding thread."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_a_stream_is_read_by_one_thread_at_a_time(alone: Engine) -> None:
     stream = alone.stream("The king", max_new_tokens=8, temperature=0)
     first = next(stream)
     with stream._reading, pytest.raises(InvalidRequest, match="being read already"):
-        next(stream)  # as in another thread that reads it meanwhile
+        next(stream)  # as if another thread were reading it
     rest = "".join(chunk.text for chunk in stream)
     assert first.text + rest == alone.generate("The king", max_new_tokens=8, temperature=0).text
 

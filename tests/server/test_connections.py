@@ -130,7 +130,7 @@ def test_connections_without_a_request_are_closed(small: Served) -> None:
 
 
 def test_many_connections_close_no_door(small: Served) -> None:
-    """Ten times as many as there may be, silent and half sent: whoever comes is answered, and descriptors stay few."""
+    """With ten times the allowed connections, silent or half sent, new clients are answered, and descriptors stay few."""
     with ExitStack() as stack:
         for number in range(10 * MOST):
             sock = stack.enter_context(connect(small))
@@ -152,7 +152,7 @@ def test_a_body_in_pieces_of_one_byte(small: Served) -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_while_it_comes(small: Served) -> None:
-    """The answer is read by a client that goes on sending, announced or not."""
+    """A client that keeps sending reads the answer, with and without a Content-Length."""
     for headers, body in (
         ("Content-Length: 3000000", b" " * 3_000_000),
         ("Transfer-Encoding: chunked", (b"10000\r\n" + b" " * 65536 + b"\r\n") * 40),
@@ -322,12 +322,12 @@ def test_a_page_that_was_allowed_asks_first_and_reads_the_answer(client: TestCli
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "https://chat.example"
     own = plain.post("/v1/completions", json=ASK_GUARD, headers={"Origin": "http://localhost:8000"})
-    assert own.status_code == 200  # a page of its own
+    assert own.status_code == 200  # the server's own page
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None])
 def test_a_body_must_be_declared_as_json(client: TestClient, kind: str | None) -> None:
-    """What a page can send without asking first is none of these."""
+    """Web pages can send only other types without a preflight."""
     headers = {} if kind is None else {"Content-Type": kind}
     answer = client.post("/v1/completions", content=b'{"model": "demo", "prompt": "x"}', headers=headers)
     assert answer.status_code == 415
@@ -350,7 +350,7 @@ def test_what_only_this_machine_reaches() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_one_client_asked_is_not_told_to_another(bundle: Path, shared: bool) -> None:
-    """A right guess of another one's text must not be told from a wrong one, but by whoever shares on purpose."""
+    """A client cannot tell from timing whether it guessed another client's text, unless prefixes are shared on purpose."""
     secret = "The password of the king is a nightingale"
     models = Models({"demo": bundle}, LoadOptions(threads=1), Limits(parallel=2), shared=shared)
     app = make_app(models, Access(["one", "two"]))
@@ -378,7 +378,7 @@ def attacked(chat_bundle: Path) -> Iterator[Served]:
     assert running.process.stderr is not None
     said = list[str]()
     reader = threading.Thread(target=said.extend, args=(running.process.stderr,))
-    reader.start()  # thousands of lines of its log would fill the pipe, and it would wait for somebody to read them
+    reader.start()  # thousands of log lines would fill the pipe and block the server
     yield running
     assert running.process.poll() is None
     running.process.terminate()

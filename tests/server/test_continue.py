@@ -1,4 +1,4 @@
-"""Answers of chats that go on with the assistant's last message."""
+"""Chat answers that continue the assistant's last message."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def rows(answer: Any) -> Any:
 
 
 def test_they_are_those_of_the_engine(client: openai.OpenAI, alone: Engine) -> None:
-    """Texts and token ids, one and several, as numbers and as base64, which the client asks for by itself."""
+    """Texts and token ids, one and several, as numbers and as base64, which is the client's default."""
     expected = alone.embed(TEXTS)
     answer = client.embeddings.create(model="poet", input=TEXTS)
     assert rows(answer).tobytes() == expected.tobytes()

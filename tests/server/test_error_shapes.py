@@ -1,4 +1,4 @@
-"""What is refused early, before a request is read, has the shape of the API that was asked."""
+"""Requests that are rejected before they are parsed get errors in the shape of the API."""
 
 from __future__ import annotations
 

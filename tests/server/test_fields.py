@@ -74,7 +74,7 @@ def test_what_would_change_the_answer_is_refused(kind: Kind, sent: dict[str, Any
 
 
 def test_a_conversation_that_a_server_should_keep() -> None:
-    """Anthropic's tool runner sends all messages when it is told that they are not kept."""
+    """Anthropic's tool runner sends all messages after the error that they are not kept."""
     MessagesRequest.model_validate(MESSAGE | {"thread": {"type": "create"}}).asked()
     going_on = MESSAGE | {"thread": {"type": "continue", "previous_message_id": "msg_1"}}
     with pytest.raises(Failure) as caught:
@@ -199,7 +199,7 @@ def test_a_choice_of_tools_that_is_none(given: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_a_choice_among_some_of_the_tools(mode: str) -> None:
-    """Both of OpenAI's APIs have it, in words of their own."""
+    """Both of OpenAI's APIs have this choice, with different fields."""
     tools = [function(name) for name in "abc"]
     allowed = {"mode": mode, "tools": [function("c"), function("a")]}
     chat = ChatRequest.model_validate(

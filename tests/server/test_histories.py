@@ -1,4 +1,4 @@
-"""Parts of messages that clients keep: refusals, thoughts, pictures of tools, and what is no message."""
+"""Parts of messages that clients keep: refusals, thoughts, pictures of tools, and items other than messages."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ DOCUMENTS = [
 
 @pytest.mark.parametrize("block, expected", DOCUMENTS)
 def test_a_document_of_text_is_text(codec: TextCodec, block: dict[str, Any], expected: str) -> None:
-    """What the user gives, and what a tool does."""
+    """Documents from the user and from a tool."""
     given = {"role": "user", "content": [block, {"type": "text", "text": "Why?"}]}
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
     gave = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [block]}]}

@@ -1,4 +1,4 @@
-"""Several bundles behind one server: loaded when asked for, freed for others, and side by side."""
+"""Several bundles in one server: loaded on demand, freed for others, and running concurrently."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folders(served_bundle: Path, chat_bundle: Path, bundles: Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def texts(folders: dict[str, Path]) -> dict[str, str]:
-    """Write what each model writes alone."""
+    """Generate each model's text without a server."""
     found = {}
     for name, folder in folders.items():
         with load(folder, threads=1) as engine:
@@ -54,7 +54,7 @@ def texts(folders: dict[str, Path]) -> dict[str, str]:
 
 
 def room(folder: Path, texts: int, models: float) -> int:
-    """Bytes of a server with so many times this bundle, and one request."""
+    """Return the bytes of a server with this bundle loaded ``models`` times, and one request."""
     model = Models({"x": folder}, LoadOptions(threads=1)).all["x"]
     use = replace(model.run, method="ar", context=64 * texts, checkpoints=0)
     alone = Allowance(model.manifest, model.run, "1GiB")
@@ -82,7 +82,7 @@ def serving(folders: dict[str, Path]) -> Iterator[Callable[..., TestClient]]:
 
 
 def test_the_request_picks_the_model(serving: Callable[..., TestClient], texts: dict[str, str]) -> None:
-    """Each is loaded when it is first asked for, and writes what it writes alone, in pieces too."""
+    """Each model is loaded at its first request, and its text is the same as without a server, also when streamed."""
     client = serving()
     assert [one["id"] for one in client.get("/v1/models").json()["data"]] == list(NAMES)
     assert loaded(client) == []
@@ -130,7 +130,7 @@ def test_what_others_need_is_freed(
 def test_a_running_request_keeps_its_model(
     serving: Callable[..., TestClient], folders: dict[str, Path], texts: dict[str, str]
 ) -> None:
-    """One fits: whoever asks another one waits until the text has ended, and it is the whole text."""
+    """Only one model fits: a request for another one waits until the text has ended, and the text is complete."""
     client = serving(room(folders["demo"], 8, 1.5))
     long = {"max_tokens": 400, "prompt": "The king"}
     with client.stream("POST", "/v1/completions", json=ASK | long | {"model": "demo", "stream": True}) as sent:
@@ -272,7 +272,7 @@ def test_serve_takes_sampling_as_options(chat_bundle: Path) -> None:
 
 
 def _said(answer: dict[str, Any]) -> str:
-    """Return what was said, in any API."""
+    """Return the text of an answer, in any API."""
     if "choices" in answer:
         return str(answer["choices"][0]["message"]["content"])
     return str((answer.get("content") or answer["output"][0]["content"])[0]["text"])

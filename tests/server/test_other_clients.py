@@ -1,4 +1,4 @@
-"""Other clients, unmodified and in an environment of their own: litellm's providers and the `llm` command."""
+"""Other clients, unmodified and in a separate environment: litellm's providers and the `llm` command."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_litellm_speaks_all_three_apis(server: Served, tmp_path: Path) -> None:
 def test_three_turns_of_every_client(server: Served, tmp_path: Path) -> None:
     """A call, another one and an answer, whose history is each client's own."""
     script = Path(client_loops.__file__)
-    command = [python_with("clients"), "-I", str(script), server.url, "agent"]  # beside it are modules of other names
+    # the script's folder has modules with other packages' names
+    command = [python_with("clients"), "-I", str(script), server.url, "agent"]
     done = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"HOME": str(tmp_path)}, timeout=600
     )

@@ -129,7 +129,7 @@ def test_what_files_name_is_there() -> None:
 
 
 def test_files_of_others_are_those_of_the_table() -> None:
-    """Unchanged releases with their licenses, small enough to be read at once, and nothing else beside them."""
+    """Unchanged releases with their licenses, small enough to be read at once, and no other files."""
     rows = (VENDOR / "README.md").read_text("utf-8").splitlines()[7:]
     table = {cells[0]: cells for row in rows if (cells := [cell.strip() for cell in row.strip("| ").split("|")])}
     assert table.keys() | {"README.md"} == {path.name for path in VENDOR.iterdir()}

@@ -20,7 +20,7 @@ KEEPS_ALL = (
 def test_prompts_are_found_after_a_restart(
     served_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whoever has the same key, and nobody else; the answer is the same."""
+    """Only clients with the same key reuse it; the answer is the same."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
     monkeypatch.delenv("EDGESPEC_PROMPT_CACHE")
     body = {"model": "demo", "prompt": PROMPTS[14] * 16, "max_tokens": 8, "temperature": 0}
@@ -46,7 +46,7 @@ def test_prompts_are_found_after_a_restart(
 
 
 def test_clients_with_one_system_prompt_read_it_together(served_bundle: Path) -> None:
-    """All at once, without a file: the answers are those of each alone, and nothing goes from key to key."""
+    """All at once, without a file: the answers equal those of separate requests, and different keys share nothing."""
     common, ends = PROMPTS[14] * 16, [PROMPTS[at][:20] for at in range(6)]
     options = (
         "--name",

@@ -82,7 +82,7 @@ def deep(levels: int) -> Any:
     ],
 )
 def test_a_tool_whose_arguments_cannot_be_written_is_named(reader: Reader, parameters: dict[str, Any]) -> None:
-    """And nothing is shown of the grammar that is made of all tools."""
+    """The message does not show the grammar that all tools are compiled to."""
     pytest.importorskip("llguidance")
     reader._tokens("demo").codec.templates.setdefault("default", "{% for m in messages %}{{ m.content }}{% endfor %}")
     tools = [{"type": "function", "function": {"name": name}} for name in ("fine", "odd")]
@@ -186,7 +186,9 @@ def test_a_request_is_what_was_asked(known: ModelInfo, engine: Engine) -> None:
 
 
 def test_a_request_without_a_seed_learns(known: ModelInfo) -> None:
-    """A seed that nobody asked for would make guesses and their costs start anew with every request."""
+    """A seed that the client did not ask for would reset what was learned about drafts and their costs at every
+    request.
+    """
     read: ParsedRequest = asked(known, lambda readers: readers.read("me", "completion", body(temperature=1.0, n=2)))
     for settings in read.each():
         assert settings.sampling.seed is None
@@ -195,7 +197,7 @@ def test_a_request_without_a_seed_learns(known: ModelInfo) -> None:
 
 
 def test_what_takes_too_much_ends_alone(known: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schema within its bounds that takes more than its time: others are read meanwhile and afterwards."""
+    """A valid schema that exceeds its time: other requests are parsed at the same time and afterwards."""
     monkeypatch.setattr(module, "SLOW", 0)  # what there is of a second
     shape = {"type": "object", "properties": {f"{number:x}": {} for number in range(5000)}}
     heavy, light = ({"type": "json_schema", "json_schema": {"schema": schema}} for schema in (shape, SCHEMA))
@@ -383,7 +385,7 @@ def test_a_schema_is_followed(client: openai.OpenAI, alone: Engine) -> None:
 
 
 def test_the_likeliest_tokens_are_told(client: openai.OpenAI, alone: Engine) -> None:
-    """Of greedy decoding the first is the one that was chosen; log-probabilities fall, and all are different."""
+    """In greedy decoding the first is the chosen one; log-probabilities fall, and all tokens are different."""
     own = {"edgespec": {"method": "speculative", "fallback": False}}
     asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "extra_body": own}
     told = client.completions.create(**asked, logprobs=4).choices[0].logprobs

@@ -70,7 +70,7 @@ def test_a_second_signal_cuts_what_runs(served_bundle: Path) -> None:
 
 
 def test_it_stops_whatever_is_half_sent_or_being_read(served_bundle: Path) -> None:
-    """A body that never ends, and a schema that takes seconds, hold nobody up."""
+    """A body that never ends, and a schema that takes seconds, do not delay the stop."""
     import socket
 
     running = start(served_bundle, "--name", "demo", "--shutdown-timeout", "600", "--read-timeout", "600")
@@ -171,7 +171,7 @@ PROMPTS = (
 
 
 def body(number: int) -> dict[str, Any]:
-    """Client ``number``'s request: long and short, greedy and drawn, by every kind of method."""
+    """Return request ``number``: long or short, greedy or sampled, with each kind of method."""
     method = (None, "ar", "ngram", "speculative", "medusa")[number % 5]
     drawn = number % 3 == 0
     return {
@@ -185,7 +185,7 @@ def body(number: int) -> dict[str, Any]:
 
 
 def expected(engine: Engine, number: int) -> str:
-    """Return what that request gives by itself, by plain decoding."""
+    """Return that request's text by plain decoding, without a server."""
     asked = body(number)
     how: dict[str, Any] = {"temperature": asked["temperature"], "seed": number, "acceptance": "coupled", "method": "ar"}
     return engine.generate(str(asked["prompt"]), max_new_tokens=asked["max_tokens"], **how).text
@@ -227,4 +227,4 @@ def test_a_stop_lets_requests_end(served_bundle: Path, alone: Engine) -> None:
         rest = [first, *lines]
     assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
     stop(running)
-    assert running.process.returncode in (0, -15, 143)  # however SIGTERM is told
+    assert running.process.returncode in (0, -15, 143)  # exit codes that systems report for SIGTERM

@@ -1,7 +1,7 @@
 """Tools and thoughts over HTTP, as OpenAI's own client asks for them: forced calls in every format, streamed and not.
 
 The tools have the shape of those of public coding agents (Codex's `shell`, Claude Code's `Read` and `Edit`, Cline's
-`execute_command`), with texts of bounded length, as this model writes Shakespeare.
+`execute_command`), with texts of bounded length, as this model generates Shakespeare.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ export class Server {
     else sessionStorage.removeItem(KEY);
   }
 
-  // What is served: {id, edgespec: {methods, context, operators, chat, loaded}} each.
+  // Lists the models: each {id, edgespec: {methods, context, operators, chat, loaded}}.
   async models() {
     const answer = await this.#fetch("v1/models", {});
     return (await answer.json()).data;

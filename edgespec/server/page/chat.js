@@ -55,14 +55,14 @@ export class Chat {
     await this.#answer();
   }
 
-  // Asks again. The answer that was there, with what followed it, becomes an earlier version of the new one.
+  // Asks again. The current answer, and what followed it, becomes an earlier version of the new one.
   async regenerate(message) {
     await this.stop();
     const { earlier, later, before } = this.#takeOut(message);
     await this.#answer({ earlier: [...earlier, before, ...later], later: [] });
   }
 
-  // Shows another version of an answer, with what followed that: -1 the one before, 1 the one behind.
+  // Shows another version of an answer, and what followed that version: -1 for the previous one, 1 for the next one.
   async turn(message, by) {
     await this.stop();
     if (!(by < 0 ? message.earlier : message.later)?.length) return;
@@ -74,20 +74,20 @@ export class Chat {
     this.on.changed();
   }
 
-  // Whether an answer was cut, and can go on: the last one, of a text.
+  // Whether an answer was cut off and can be continued: only the last one, if it is text.
   goesOn(message) {
     const cut = ["length", "timed_out", "stopped", ""].includes(message.finish) && !message.problem;
     return cut && !this.running && Boolean(message.text) && !this.settings.makes && message === this.messages.at(-1);
   }
 
-  // Goes on with an answer that was cut.
+  // Continues an answer that was cut off.
   async goOn(message) {
     await this.stop();
     Object.assign(message, { finish: "", problem: "" });
     await this.#write(message, this.messages);
   }
 
-  // Takes an answer and all behind it out of the conversation.
+  // Removes an answer and all messages after it from the conversation.
   #takeOut(message) {
     const [, ...after] = this.messages.splice(this.messages.indexOf(message));
     const { earlier = [], later = [], ...bare } = message;
@@ -127,7 +127,7 @@ export class Chat {
     }
   }
 
-  // Has a picture drawn, or a text spoken.
+  // Requests a picture or speech.
   async #make(message, text, signal) {
     const asked = { model: this.model, ...this.settings.making() };
     if (this.settings.makes === "speech") {

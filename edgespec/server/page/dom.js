@@ -18,14 +18,16 @@ export function button(text, action, properties = {}) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Whether a key press is the Enter that sends. While an input method composes (Korean, Japanese, Chinese), Enter is its own:
-// isComposing says so, and where composition has just ended before the key (Safari), the key code is 229.
+// Whether a key press is the Enter that sends. While an input method composes (Korean, Japanese, Chinese), Enter
+// belongs to
+// it: isComposing is true. If composition has just ended before the key (Safari), the key code is 229.
 export function isSend(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 }
 
-// Copies a text, and says so on the button for a moment. Where the page is served by another machine without encryption, browsers
-// have no clipboard for it, and the text is copied as a selection is.
+// Copies a text, and confirms on the button for a moment. Browsers have no clipboard for pages that another machine
+// serves
+// without encryption. There the text is copied from a selection.
 export async function copy(text, pressed) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text);

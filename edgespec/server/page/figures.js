@@ -1,4 +1,4 @@
-// What was counted while a text came, and how that is said.
+// Counts tokens and rounds while a text streams, and formats the counts.
 
 const LEAST = 0.2; // seconds of a text before a rate is guessed from when its pieces came: several may come at once
 
@@ -11,7 +11,7 @@ export class Meter {
   #last = 0;
   #rate = null; // as the server measured it
 
-  // `before`: what was counted of an answer that goes on.
+  // `before`: the counts of the answer that is continued.
   constructor(before) {
     for (const name of ["tokens", "rounds", "drafted", "accepted"]) this[name] = before?.[name] ?? 0;
   }
@@ -49,7 +49,7 @@ export function figures(counted) {
   return parts.join(" · ");
 }
 
-// What else was counted -> lines.
+// Formats the other counts -> lines.
 export function details(counted, how) {
   const lines = [];
   if (counted?.drafted) {

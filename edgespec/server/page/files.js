@@ -55,7 +55,7 @@ export function content(message) {
   return text ? [...parts, { type: "text", text }] : parts;
 }
 
-// Sound that can be played, or a small view of a picture. It is drawn, so that the page's policy need not let it load images.
+// Shows sound with a player, or a thumbnail of a picture. A canvas needs no permission of the page's policy for images.
 export function view({ name, picture, sound }) {
   if (sound) return el("audio", { controls: "", src: sound, "aria-label": name });
   const canvas = el("canvas", { class: "picture", role: "img", "aria-label": name, width: 1, height: 1 });

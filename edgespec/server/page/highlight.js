@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 
 const LONGEST = 10_000; // characters of code, and of a line of it, that get colors: the time may grow with their square
 const WIDEST = 400;
-const SLOW = 100; // milliseconds, after which a language gets no colors until the page is loaded again
+const SLOW = 100; // milliseconds; a slower language gets no colors until the page is reloaded
 const slow = new Set();
 let library = null;
 

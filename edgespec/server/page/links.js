@@ -17,8 +17,9 @@ export function linkTarget(text) {
   return { href: url.href, host: url.host, name: url.host };
 }
 
-// The elements of a link with a label that is still to be filled in -> {outer, inner, ends}: `inner` takes the label, and `outer` the ends
-// behind it. A label that looks like another host is text, and the link behind it bears its own address.
+// Creates the elements of a link whose label is filled in later -> {outer, inner, ends}: `inner` takes the label, and
+// `outer` takes the ends after it. A label that looks like another host is shown as text, followed by a link that shows
+// its own address.
 export function named(href, label) {
   const target = linkTarget(href);
   const outer = el("span");
@@ -36,7 +37,7 @@ function anchor({ href }, ...label) {
   return el("a", { href, target: "_blank", rel: "noopener noreferrer", title: href }, ...label);
 }
 
-// What looks like hosts in a label: words with dots, or behind a scheme.
+// Finds parts of a label that look like hosts: words with dots, or words after a scheme.
 function hosts(label) {
   const seen = label.normalize("NFKC").replace(UNSEEN, "").replace(DOTS, ".").toLowerCase();
   const schemes = /:\s*\/\s*\//.test(seen) || seen.trimStart().startsWith("//");

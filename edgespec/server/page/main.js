@@ -11,7 +11,7 @@ import { Settings } from "./settings.js";
 import { Store, newConversation } from "./store.js";
 import { asJson, asMarkdown, download, fileName, fromJson } from "./transfer.js";
 
-const READ_OUT = 2000; // characters of an answer that a screen reader is told by itself
+const READ_OUT = 2000; // characters of an answer that a screen reader announces automatically
 const server = new Server();
 const store = new Store();
 let attached = [];
@@ -65,7 +65,7 @@ async function ask(action) {
 
 function send() {
   const [text, files] = [question.value, attached];
-  const goesOn = !settings.chat && chat.messages.length; // a text can be continued without a word of one's own
+  const goesOn = !settings.chat && chat.messages.length; // a text can be continued without new input
   if (!text.trim() && !files.length && !goesOn) return;
   question.value = "";
   attached = [];
@@ -284,7 +284,7 @@ const CHATS = {
   speech: ["What to say", "Write what is to be spoken"],
 };
 
-// Lets a model write the next answers.
+// Selects the model for the next answers.
 function use(model) {
   chat.model = model.id;
   byId("models").value = model.id;

@@ -6,8 +6,8 @@ import { highlight } from "./highlight.js";
 import { linkTarget, named } from "./links.js";
 import markdownit from "./vendor/markdown-it.esm.min.mjs";
 
-const DEEPEST = 40; // lists in lists and quotes in quotes, two a list; what lies deeper is a paragraph
-const BIDI = /[\u202a-\u202e\u2066-\u2069]/g; // characters that turn the letters behind them around
+const DEEPEST = 40; // lists in lists and quotes in quotes, two per list; deeper content becomes a paragraph
+const BIDI = /[\u202a-\u202e\u2066-\u2069]/g; // characters that reverse the letters after them
 
 // Definitions of references (`[name]: url`) are off: they would change blocks that are long there.
 const parser = markdownit("default", { html: false, linkify: true, maxNesting: 2 * DEEPEST });
@@ -19,7 +19,8 @@ parser.block.ruler.before("table", "deep", tooDeep);
 
 const shown = new WeakMap(); // element -> {source, blocks}: the source of its first blocks, which stay as they are
 
-// Shows a text in an element. While it grows, all blocks but the last stay, and only what is behind them is read again.
+// Shows a text in an element. While it grows, all blocks except the last stay, and only the text after them is parsed
+// again.
 export function show(parent, text, growing = false) {
   let settled = shown.get(parent);
   if (!settled || parent.children.length < settled.blocks || !text.startsWith(settled.source)) {
@@ -124,7 +125,7 @@ function code(token, growing) {
   );
 }
 
-// The first rule for blocks: what lies too deep is a paragraph. The parser itself would drop it.
+// The first block rule: content nested too deep becomes a paragraph. The parser itself would drop it.
 function tooDeep(state, line, end, silent) {
   if (silent || state.level < DEEPEST) return false;
   const map = [line, end];

@@ -152,7 +152,7 @@ export class Messages {
   }
 }
 
-// Writes pieces into an element; those that are there already stay.
+// Writes pieces into an element; existing ones stay.
 function showPieces(parent, pieces) {
   const place = parent.firstElementChild ?? el("p", { class: "raw", dir: "auto" });
   if (!place.parentElement) parent.append(place);

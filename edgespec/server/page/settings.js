@@ -1,4 +1,4 @@
-// What the pickers say: kept in the browser, and written into a request.
+// Settings of the pickers: kept in the browser, and written into a request.
 
 import { byId, el } from "./dom.js";
 
@@ -7,7 +7,7 @@ const OWN = ["top_k", "min_p", "repetition_penalty", "gamma"]; // of the request
 const COMMON = ["temperature", "top_p", "seed", "max_tokens"];
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"];
 const PICKERS = ["method", "sampling", "system", "theme", ...OWN, ...COMMON];
-const CONTINUED = 256; // new tokens of a model without a chat template, which does not end by itself
+const CONTINUED = 256; // new tokens of a model without a chat template, which never ends a text
 const NAMES = { auto: "auto: the fastest at the moment", ar: "ar: plain decoding, no guesses" };
 
 export class Settings {
@@ -34,7 +34,7 @@ export class Settings {
     return byId("show-drafts").checked;
   }
 
-  // Shows the methods of a model, and only what it can be told.
+  // Shows the methods of a model, and only the settings that it accepts.
   offer({ methods, chat, sees, draws, speaks }) {
     this.chat = chat;
     this.makes = draws ? "picture" : speaks ? "speech" : "";
@@ -45,13 +45,13 @@ export class Settings {
     byId("system-part").hidden = !chat;
   }
 
-  // The fields of a request for a picture or speech, but for its prompt.
+  // The fields of a request for a picture or speech, without its prompt.
   making() {
     const { temperature, seed, edgespec } = this.request();
     return { method: edgespec.method, temperature, seed };
   }
 
-  // The fields of a request, but for its text.
+  // The fields of a request, without its text.
   request() {
     const own = { method: byId("method").value || "auto", show_drafts: true };
     const body = {};

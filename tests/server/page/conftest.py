@@ -18,7 +18,7 @@ from tests.server.conftest import Served, start, stop
 from tests.support.required import need
 
 CHROMIUM = "chromium"
-WAIT = 60_000  # milliseconds for what is waited for: other tests run beside
+WAIT = 60_000  # milliseconds to wait for a condition: other tests run at the same time
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +65,9 @@ Visit = Callable[..., Any]
 
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Visit]:
-    """Open the page of a server in a browser of its own, that has kept nothing; options are of Playwright's contexts.
+    """Open a server's page in a new browser context with empty storage; options are those of Playwright's contexts.
 
-    ``expected`` are parts of what the browser may complain of.
+    ``expected``: parts of messages that the browser's console may contain.
     """
     with ExitStack() as stack:
 

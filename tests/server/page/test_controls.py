@@ -43,7 +43,7 @@ def bodies(page: Any) -> list[dict[str, Any]]:
 
 
 def test_a_question_is_answered(visit: Visit, server: Served) -> None:
-    """By Enter, by the button, and with all that was said before; Shift+Enter is a new line."""
+    """Enter and the button both send, with the whole conversation; Shift+Enter starts a new line."""
     page = visit(server, **WIDE)
     short(page)
     sent = bodies(page)
@@ -70,7 +70,7 @@ def test_a_question_is_answered(visit: Visit, server: Served) -> None:
 
 
 def test_an_answer_can_be_stopped(visit: Visit, server: Served) -> None:
-    """What was written stays, and the next question is answered; Escape stops as well."""
+    """The text so far stays, and the next question is answered; Escape stops as well."""
     page = visit(server, **WIDE)
     short(page, 900)
     slow = page.context.new_cdp_session(page)
@@ -184,7 +184,7 @@ def test_a_cut_answer_goes_on(visit: Visit, server: Served) -> None:
     whole = answered(server, [user(QUESTION)], 24)
     assert page.locator(".message.assistant > .text").inner_text().split() == whole.split()
     ask(page, "And?")
-    assert page.get_by_role("button", name="Continue").count() == 1  # of the last answer alone
+    assert page.get_by_role("button", name="Continue").count() == 1  # only at the last answer
 
 
 def test_conversations_are_found_and_named(visit: Visit, server: Served) -> None:
@@ -308,7 +308,7 @@ def test_guesses_are_shown_and_are_the_same_text(visit: Visit, server: Served) -
     page.select_option("#method", "speculative")
     ask(page, QUESTION)
     assert page.locator(".message .accepted").count() == 0
-    page.check("#show-drafts")  # of answers that are there, too
+    page.check("#show-drafts")  # also in existing answers
     expected = answered(server, [user(QUESTION)], 80)
     joined = page.locator(".message .raw > span").all_text_contents()
     assert "".join(joined) == expected
@@ -322,7 +322,7 @@ def test_guesses_are_shown_and_are_the_same_text(visit: Visit, server: Served) -
     again = ask(page, QUESTION)  # coloured as it comes
     assert again
     assert not page.locator(".counted").last.is_visible()
-    page.locator(".figures").last.click()  # the rest is behind a click
+    page.locator(".figures").last.click()  # a click shows the details
     assert page.locator(".counted").last.is_visible()
     assert "% of" in page.locator(".counted").last.text_content()
     page.uncheck("#show-drafts")
@@ -375,7 +375,7 @@ def test_text_files_go_along(visit: Visit, server: Served, tmp_path: Path) -> No
         }"""
     )
     until(page, "document.querySelectorAll('#files button').length === 2")
-    page.press("#question", "Enter")  # files alone are a message
+    page.press("#question", "Enter")  # files without text are a message
     page.wait_for_selector(".message.assistant:nth-child(4)[aria-busy=false]")
     assert sent[1]["messages"][2] == user("\n\n".join(["File dropped.txt:\n```\ndropped\n```"] * 2))
 
@@ -455,13 +455,13 @@ def test_a_model_without_a_template_continues_a_text(visit: Visit, served: Serve
     assert sent[1]["prompt"].endswith("\nJULIET:")
     assert len(sent[1]["prompt"]) > len("ROMEO:\nJULIET:")
     page.fill("#max_tokens", "")
-    ask(page, "")  # go on
+    ask(page, "")  # continue
     assert sent[2]["max_tokens"] == 256
     assert sent[2]["prompt"].startswith(sent[1]["prompt"])
 
 
 def test_thoughts_are_apart(visit: Visit, tmp_path: Path) -> None:
-    """Of a model that begins every answer with a thought, and is cut within it; the next question goes without it."""
+    """A model starts each answer with a thought, and the answer is cut inside it; the next request omits the thought."""
     with serving(with_template(THINKS, tmp_path), "--name", "chatty") as running:
         page = visit(running, **WIDE)
         short(page)
@@ -469,7 +469,7 @@ def test_thoughts_are_apart(visit: Visit, tmp_path: Path) -> None:
         ask(page, QUESTION)
         assert page.locator(".message.assistant > .text").text_content() == ""
         thoughts = page.locator(".thoughts .text")
-        assert thoughts.is_visible()  # there is no answer yet
+        assert thoughts.is_visible()  # no answer has arrived yet
         page.check("#show-drafts")
         written = "".join(page.locator(".message .raw > span").all_text_contents())
         assert not thoughts.is_visible()  # they are among what was written
@@ -480,7 +480,7 @@ def test_thoughts_are_apart(visit: Visit, tmp_path: Path) -> None:
 
 
 def test_what_goes_wrong_is_said(visit: Visit, page_bundle: Path) -> None:
-    """A text that is too long, and a server that has gone; nothing that was said is lost."""
+    """The page reports a text that is too long, and a server that is gone; the conversation is kept."""
     with serving(page_bundle, "--name", "chatty") as running:
         page = visit(running, expected=("status of 400", "ERR_CONNECTION_REFUSED"), **WIDE)
         ask(page, "word " * 3000)
@@ -496,7 +496,7 @@ def test_what_goes_wrong_is_said(visit: Visit, page_bundle: Path) -> None:
 
 
 def test_a_model_is_picked(visit: Visit, page_bundle: Path, served_bundle: Path) -> None:
-    """By keyboard, from those that are served; it is said aloud, kept, and asked from then on."""
+    """A model chosen by keyboard is announced to screen readers, saved, and used from then on."""
     from axe_playwright_python.sync_playwright import Axe
 
     with serving(page_bundle, str(served_bundle), "--name", "chatty", "--name", "plain") as running:

@@ -1,4 +1,4 @@
-"""Whoever comes can use the page: in Korean and from right to left, by keyboard, by ear, in the dark, on a phone."""
+"""Everyone can use the page: in Korean, from right to left, by keyboard, with a screen reader, in the dark, on a phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page keeps the key to itself, makes no markup of what a model writes, and the browser holds it to its policy."""
+"""The page keeps the key to itself, renders generated text without its markup, and obeys its content security policy."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_what_a_model_writes_is_no_markup(visit: Visit, server: Served, tmp_path
 
 
 def test_whatever_is_rendered_keeps_its_words(visit: Visit, server: Served) -> None:
-    """Texts of marks at random: only known elements come of them, no letter is lost, beginnings are rendered, too."""
+    """Random Markdown renders to known elements only and loses no letters, at every stage of streaming."""
     page = visit(server)
     marks = ["*", "**", "_", "`", "```\n", "~~", "[", "](", ")", "> ", "- ", "1. ", "# ", "|", "|-|\n", "\n", "\n\n",
              "  ", "\\", "<b>", "https://a.b/", "javascript:", "x", "yz", "한", "ש"]  # fmt: skip
@@ -246,7 +246,7 @@ def test_a_text_that_grows_is_not_made_again(visit: Visit, server: Served) -> No
 
 
 def test_no_text_takes_long(visit: Visit, server: Served) -> None:
-    """What a model could repeat for ever is rendered in time that grows with it, and not with its square."""
+    """Text that a model repeats is rendered in linear time, not in quadratic time."""
     page = visit(server)
     pieces = ["*", "_a", "`", "[", "[a](", "> ", "- ", "|-", "**a", "https://", "# ", "a\n\n", "```\n", "~~x~~ ",
               "[a](https://b.c) ", "[a](b \"", "![", "<a ", "&#x", "https://a,,,,", " ", "\t", "a:"]  # fmt: skip
