@@ -36,15 +36,16 @@ def export(
     Args:
         model: folder, .gguf file, hub id or ``builtin:NAME``.
         output: the bundle's folder.
-        options: how; None = ``ExportOptions`` with its defaults.  What follows is set on top.
+        options: how; None = ``ExportOptions`` with its defaults.
         progress: receives the stage, steps done, all steps, and what is done; None = a bar at a terminal.
-        **changes: fields of ``ExportOptions`` (methods, format, draft, context, overwrite, ...), set on top.
+        **changes: fields of ``ExportOptions`` (methods, format, draft, context, overwrite, ...); they override
+            ``options``.
 
     Returns:
         the bundle's folder.
 
     Raises:
-        ExportError: anything about the source, the options or the disk; nothing is left behind.
+        ExportError: anything about the source, the options or the disk; no files remain.
         InvalidRequest: an unknown option, or one of another type.
         QualityError: no format was named, and only one that loses much of the quality fits the memory.
     """

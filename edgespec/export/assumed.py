@@ -46,7 +46,7 @@ def planned_heads(
 
 
 def _shaped(file: HeadsFile, facts: ModelFacts) -> TrainedHeads:
-    """Return heads whose tensors have shapes alone."""
+    """Return heads whose tensors have only shapes."""
     shapes: dict[str, tuple[int, ...]] = {}
     for group in file.groups:
         shapes |= group_shapes(group, facts.hidden, facts.vocab)

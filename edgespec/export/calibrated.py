@@ -1,4 +1,4 @@
-"""Writing a target by a calibrating quantizer: on text that it writes itself, and only where that loses less."""
+"""Calibrate a target's quantization on text that it generates, and keep the result only if it loses less."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Calibration:
     model: EmittedModel  # the target
     # what was asked for; None = ``CALIBRATED``, and ``QUICK`` where that loses less on any held-out text
     quantizer: Quantizer | None
-    given: Sequence[int] | None  # tokens of the user's text; None = on what the model writes
+    given: Sequence[int] | None  # tokens of the user's text; None = the model's own output
     text: Sequence[int]  # tokens of another text, which is measured on
     begin: Sequence[int]  # tokens that a text begins with
     eos: Sequence[int]  # tokens that end one
-    seed: int  # of what the model writes
+    seed: int  # of the generated text
     # of an encoder-decoder, from ``arranged``: int64 [S, R] token ids, or float32 [S, R, columns] of sounds
     sources: Rows | None = None
 
@@ -105,7 +105,7 @@ class Calibration:
         return f"on {self.tokens} tokens of {text}: {how} (--quick: without)"
 
     def _texts(self, slot: Slot, writing: Writing, read: Sources | None) -> tuple[int, NDArray[np.int64]]:
-        """Let the model write: [count + HELD_OUT, T], the last of them to measure on."""
+        """Generate texts with the model, [count + HELD_OUT, T]; the last ones are for measuring."""
         length = min(LENGTH if read is None else ABOUT, slot.context - 1)
         count = max(1, self.tokens // length) if self.given is None else 0
         count = count if read is None else len(read.ids) - HELD_OUT
@@ -117,7 +117,7 @@ class Calibration:
         return count, write_own_text(slot, count + HELD_OUT, self.begin, self.eos, self.seed, progress, length, attend)
 
     def _held_out(self, own: NDArray[np.int64], writing: Writing) -> HeldOut:
-        """Prepare what is measured on: ``own`` [HELD_OUT, T], and of a decoder alone another text."""
+        """Prepare the texts for measuring: ``own`` [HELD_OUT, T], and without an encoder another text."""
         sources = None if self.sources is None else self.sources[-HELD_OUT:]
         texts = {OWN: own}
         if self.sources is None:
@@ -177,7 +177,7 @@ PER_WEIGHT = 1.5e-7  # seconds: reading, writing text, two searches of scales, r
 
 
 def note(facts: dict[str, Any]) -> str | None:
-    """Say in words what came of it."""
+    """Describe the result of the calibration."""
     if "held_out" not in facts:
         return None
     done, lost = facts["calibration"], []

@@ -12,10 +12,11 @@ from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.formats import FILE, FORMATS, Format
 
 CHOSEN: tuple[Format, ...] = ("int4", "int8", "fp32")
-"""What is chosen from: int4-64 is as fast as int4 and coarser, and w8a8 also rounds activations more."""
+"""Candidate formats: int4-64 is as fast as int4 and coarser, and w8a8 also rounds activations more."""
 
 GOOD = 0.01  # relative perplexity: a format that loses no more is as good as the source
-BOUND, KL_BOUND = 0.02, 0.02  # relative perplexity, and nats a token: what loses more is only taken when asked for
+# relative perplexity, and nats per token: a format that loses more is only used on request
+BOUND, KL_BOUND = 0.02, 0.02
 
 
 @dataclass(frozen=True)

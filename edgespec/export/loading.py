@@ -214,10 +214,10 @@ def _with_format(loaded: LoadedSource, found: FormatChoice) -> LoadedSource:
 
 
 def _kept_notes(loaded: LoadedSource) -> list[str]:
-    """Say which weights stay as their file has them, and which cannot.
+    """Report which weights stay as their file has them, and which cannot.
 
     Raises:
-        ExportError: the model is no GGUF file.
+        ExportError: the model does not come from a GGUF file.
     """
     arch = loaded.arch
     if arch is None or arch.encoder is not None or not (kept := kept_types(arch))[0]:

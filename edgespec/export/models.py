@@ -1,4 +1,4 @@
-"""The models of a bundle, opened by one function: with their values for an export, or as shapes alone for a plan."""
+"""Open the models of a bundle with one function: with their values for an export, or only as shapes for a plan."""
 
 from __future__ import annotations
 

@@ -67,20 +67,20 @@ class ExportChanges(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What ``edgespec export`` asks for.
+    """Options of ``edgespec export``.
 
     Attributes:
         model: folder, .gguf file, hub id or ``builtin:NAME``.
         output: the bundle's folder.
-        methods: decoding methods to prepare; ar and ngram are always there.
+        methods: decoding methods to prepare; ar and ngram are always included.
         format: weight format of target and draft.
-        quantizer: how int4 and int8 levels are chosen; None = mse, and of an int4 target gptq where that loses less.
+        quantizer: how int4 and int8 levels are chosen; None = mse, or for an int4 target gptq if that loses less.
         head_format: weight format of the LM head and the embedding tied to it; None = ``format``.
         draft: the draft model, for ``speculative``.
         draft_format: weight format of the draft; None = the target's.
         context: maximum tokens of a sequence; None = the model's own limit.
-        calibration: text, or of a model that hears recordings, to calibrate on, and to measure parity, acceptance and
-            the search on; None = the model's own writing to calibrate on, the model's or our text to measure on.
+        calibration: text, or for a speech model a recording, to calibrate on, and to measure parity, acceptance and the
+            search on; None = the model's own output to calibrate on, that or a text of edgespec to measure on.
         skip_set: a JSON file with a published skip set, instead of the search.
         trials: proposals of the skip-set search.
         seed: of the skip-set search, and of the text that the model generates.
@@ -88,24 +88,25 @@ class ExportOptions:
         overwrite: replace an older bundle.
         revision: branch, tag or commit of a hub model.
         keep_search: folder for the state of an interrupted search.
-        operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
-        attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
+        operators: layout of the weights: native unless ``stock``; either kind can run them, after a conversion.
+        attention: formats of the KV cache's keys to prepare; the first one that passes its quality gate becomes the
+            default; none = float16.
         heads: folders of trained heads, one for each method that needs them.
         head_vocab: rows of the heads' LM head, the most frequent tokens of the calibration text; None = all.
-        draft_vocab: rows of the LM head of the draft and of the drafter; 0 = all, None = as many as pay
-            (``planning/vocab_pruning.py``), and what the drafter has.
+        draft_vocab: rows of the LM head of the draft and of the drafter; 0 = all, None = the fastest number for the
+            draft (``planning/vocab_pruning.py``), and the drafter's own.
         devices: those to write graphs for.
         device_precisions: precisions of activations on ``devices``; none = fp32.
         adapter: LoRA adapter to merge into the target.
         drafter: folder of a drafter conditioned on hidden states; or a layer for ``mtp``, in place of the checkpoint's.
-        codes: folder of the decoder of a model's codes; None = ``codes`` in the model's own folder, if it is there.
-        text_only: of a model that reads images or sound, take the text half.
-        image_rows: most rows of an image; None = as many as the model was made for.
-        target_size: most bytes of the target's weights: parts of an int4 model become int8 (``measuring/mixer.py``).
-        target_kl: most nats of divergence from the source, in the same way.
-        quick: choose levels by mse alone, without calibration.
-        choose: take the fastest format that keeps the model's quality instead of ``format`` (``format_choice.py``).
-        budget: most bytes of memory that such a bundle may take; None = what is free here.
+        codes: folder of the decoder of a model's codes; None = ``codes`` in the model's own folder, if it exists.
+        text_only: export only the text part of a model for images or sound.
+        image_rows: maximum rows of an image; None = the model's own maximum.
+        target_size: maximum bytes of the target's weights: parts of an int4 model become int8 (``measuring/mixer.py``).
+        target_kl: maximum nats of divergence from the source, reached in the same way.
+        quick: choose levels only by mse, without calibration.
+        choose: use the fastest format that keeps the model's quality instead of ``format`` (``format_choice.py``).
+        budget: maximum bytes of memory that such a bundle may use; None = the memory that is free here.
     """
 
     model: str
@@ -150,7 +151,7 @@ class ExportOptions:
 
     @property
     def calibrates(self) -> bool:
-        """Whether levels are calibrated though nobody asked for a quantizer."""
+        """Whether levels are calibrated by default, without a requested quantizer."""
         return self.quantizer is None and not self.quick and self.format in CALIBRATED
 
     @property
@@ -169,7 +170,7 @@ class ExportOptions:
 
     @property
     def draft_choice(self) -> WeightChoice:
-        """How a draft's matrices are stored: as the target's, or in a format of its own by mse."""
+        """Storage of a draft's matrices: the same as the target's, or the draft's own format by mse."""
         form = self.draft_format
         return self.choice if form in (None, self.format) else WeightChoice.of(form, None, None)
 
@@ -294,7 +295,7 @@ def refuse_draft(options: ExportOptions, path: Path) -> None:
 
 
 def refuse_reading(options: ExportOptions) -> None:
-    """Say which options are for decoders alone."""
+    """Refuse options that need a decoder-only model."""
     given = [
         (f"--attention {' '.join(options.attention)}", bool(set(options.attention) - {"f32", "f16", "int8"})),
         ("--drafter", options.drafter is not None),

@@ -67,10 +67,10 @@ def export_model(options: ExportOptions, progress: Progress = silent, golden: bo
     ``plan_manifest.plan_bundle`` is the same over shapes.
 
     Args:
-        golden: whether golden vectors are made: what plain decoding gives for the test prompts.
+        golden: whether golden vectors are made: plain decoding's output for the test prompts.
 
     Raises:
-        ExportError: anything about the source, the options or the disk; nothing is left behind.
+        ExportError: anything about the source, the options or the disk; no files remain.
     """
     if options.output.resolve() == Path.cwd():
         raise ExportError("the bundle cannot take the place of the current folder", "name another one")

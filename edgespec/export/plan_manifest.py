@@ -1,7 +1,7 @@
-"""The manifest of a bundle that is not exported yet, from a model's config.json: the export's function over shapes.
+"""Plan the manifest of a bundle before its export, from a model's config.json, by the export's function over shapes.
 
-No weights are read, no graph is made.  Sizes of weights are exact; what cannot be known before an export is assumed,
-said under ``provenance.assumed``, and left out where a number would be a guess: there is no acceptance, no cost.
+No weights are read, no graph is made.  Sizes of weights are exact.  Facts that only an export can measure are assumed,
+and listed under ``provenance.assumed``.  Numbers that would be guesses are left out: acceptance and costs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UNWRITTEN = "a draft"  # a name for one where the options must name one
 
 
 class PlannedSource:
-    """A model that bundles are planned for: its files are opened once, whatever is asked of it.
+    """A model that bundles are planned for: its files are opened only once.
 
     Raises:
         ExportError: nothing of that name.
@@ -135,11 +135,11 @@ def plan_bundle(options: ExportOptions, source: PlannedSource | None = None) -> 
 
 
 class Shapes:
-    """The models of options as shapes alone: those that are not there yet are assumed.
+    """The models of options, only as shapes: those that do not exist yet are assumed.
 
     Attributes:
         target: checked against the options.
-        assumed: sentences that say what was assumed.
+        assumed: sentences that describe the assumptions.
     """
 
     def __init__(self, options: ExportOptions, source: PlannedSource) -> None:

@@ -1,7 +1,7 @@
 """InternVL3 (arXiv 2504.10479): InternViT over tiles and a thumbnail, squares of rows, a norm, two matrices, GELU.
 
-InternViT has a row for no patch in front, with which the others mix, and scales of what each sub-layer adds, which are
-multiplied into the sub-layer's last matrix here.
+InternViT has a class row before the patches, and all rows attend to it.  Its layer scales multiply the output of each
+sub-layer; here they are folded into the sub-layer's last matrix.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""LlamaGen: a Llama over codes of pictures, whose channels turn by lines and columns (arXiv 2406.06525).
+"""LlamaGen: a Llama over codes of pictures, with rotary positions of lines and columns (arXiv 2406.06525).
 
-What is drawn is a class, or a caption, of which an encoder of T5 and two matrices make rows.  Classes are tokens behind
-the codes; the LM head has rows of zeros for them, and pictures are made of codes alone.
+The condition is a class, or a caption that a T5 encoder and two matrices turn into embeddings.  Class tokens come after
+the codes in the vocabulary.  The LM head has rows of zeros for them, so only codes are generated.
 """
 
 from __future__ import annotations

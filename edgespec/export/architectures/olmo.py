@@ -62,14 +62,14 @@ class OlmoHybrid(Architecture):
     windows = "none"
     row_norms = True
     states = NegativeDeltaRules()
-    # what files call them; of layers with attention transformers 5 saves the second so, too
+    # names in files; for layers with attention, transformers 5 also saves the second norm by this name
     SAVED = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
 
     def norms_of(self, layer: int) -> Norms:
         return BEFORE if layer in self.facts.convolutions else AFTER
 
     def rotations(self) -> dict[str, Rotary]:
-        given = self.settings.get("rope_parameters", {})  # a base of null: no layer is told positions
+        given = self.settings.get("rope_parameters", {})  # a base of null: no layer has positions
         positions = isinstance(given, dict) and given.get("rope_theta", self.rope_theta) is not None
         return super().rotations() if positions else {}
 

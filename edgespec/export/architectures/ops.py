@@ -23,7 +23,7 @@ from edgespec.export.architectures.rules import (
 )
 
 Kind = Literal["attention", "memory", "mlp", "embedding"]
-"""Of sub-layers; "memory": attention over an encoder's rows, which is left out only together with "attention"."""
+"""Kind of a sub-layer; "memory": attention over an encoder's rows, which is left out only together with "attention"."""
 OF_EACH_LAYER = "layers that share keys and values, or have embeddings of their own"
 OVER_ROWS, BLOCKS = "attention over an encoder's rows", "drafts of whole blocks"
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]

@@ -42,8 +42,9 @@ class Rotary:
 
     parameters: Parameters  # see ``rope_parameters``
     dims: int  # channels of a head that are turned, from the first on
-    # by which of a row's three positions each pair of channels turns (M-RoPE, arXiv 2409.12191): in a sequence, or in
-    # the lines and columns of an image; empty = rows have one position
+    # index of the position, of a row's three, that rotates each pair of channels (M-RoPE, arXiv 2409.12191): in the
+    # sequence,
+    # or in the lines and columns of an image; empty = rows have one position
     axes: tuple[int, ...] = ()
 
     def tables(self, positions: int, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -81,10 +82,11 @@ def check_heads(file: Path, facts: ModelFacts, rotaries: Mapping[str, Rotary]) -
 
 
 def axes_of(parameters: Parameters, dims: int) -> tuple[int, ...]:
-    """Which of three positions rotates each pair of channels, for images with lines and columns (M-RoPE).
+    """Choose which of three positions rotates each pair of channels, for images with lines and columns (M-RoPE).
 
-    ``mrope_section`` says how many pairs turn by each; ``mrope_interleaved``: every third pair turns by lines, and the
-    one behind it by columns, as long as there are some; else those of each follow one another (arXiv 2409.12191).
+    ``mrope_section`` counts the pairs of each position.  With ``mrope_interleaved`` lines rotate every third pair, and
+    columns the pair after it, until their counts are reached.  Otherwise the pairs of each position are contiguous
+    (arXiv 2409.12191).
     """
     found, half = parameters.get("mrope_section"), dims // 2
     sizes = [size for size in found if type(size) is int and size > 0] if isinstance(found, list) else []
@@ -135,7 +137,7 @@ def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[s
         )
     kind = merged.pop("type", None) or merged.get("rope_type") or "default"
     if kind == "mrope" and merged.get("mrope_section"):
-        kind = "default"  # three positions (``axes_of``), which of a text alone are the same
+        kind = "default"  # three positions (``axes_of``), which are equal for plain text
     merged["rope_type"] = OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     merged["max_position_embeddings"] = config.get("max_position_embeddings")
     if trained := config.get("original_max_position_embeddings"):  # phi3 says it outside

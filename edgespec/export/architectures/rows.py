@@ -56,7 +56,7 @@ def head_rows(heads: int, order: Ids) -> Ids:
 
 
 def paired(size: int, turned: int, pairs: str) -> Ids:
-    """Order a head's channels, [size]: channels of a rotated pair are half the rotated channels apart."""
+    """Order a head's channels, [size], so that the members of a rotated pair are half the rotated channels away."""
     order = np.arange(size)
     found = order[:turned].reshape(-1, 2).T if pairs == "neighbours" else np.roll(order[:turned], turned // 2)
     order[:turned] = found.flatten()

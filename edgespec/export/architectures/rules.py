@@ -63,7 +63,7 @@ class MemoryRule:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """Attention of one layer, apart from its matrix products.
+    """Attention of one layer, without its matrix products.
 
     Attributes:
         layer: index of its KV.

@@ -15,12 +15,12 @@ X = TypeVar("X")
 
 
 class Pass(Generic[X]):
-    """Interprets a trace.  ``X`` is what an activation becomes: a value name in a graph, an array in numpy.
+    """Interprets a trace.  ``X`` is the type of an activation: a value name in a graph, an array in numpy.
 
-    A subclass handles an operation by a method of its name (``Operation.method``), whose parameters are the operation's
-    fields.  A block arrives as a function that runs it; a ``body`` takes the residual stream.  An operation without a
-    method, a field that is no parameter unless it is None or False, and a field of a rule that ``handled_fields`` does
-    not name unless it has its default value raise: nothing is dropped in silence.
+    A subclass handles an operation in a method of its name (``Operation.method``), whose parameters are the operation's
+    fields.  A block arrives as a function that runs it; a ``body`` takes the residual stream.  Nothing is dropped
+    silently: an operation without a method raises.  So does a field without a parameter, unless it is None or False,
+    and a field of a rule that is not in ``handled_fields``, unless it has its default value.
     """
 
     # of each rule: fields that the pass computes by, or may ignore for a reason
@@ -133,7 +133,7 @@ def _unhandled(kind: type[Pass[Any]], rule: Any, known: Sequence[str] = ()) -> s
     """Find the first field of a rule, not at its default, that a pass does not handle.
 
     Args:
-        known: fields that it handles here, if the rule around it says so (``q_norm.weight``); else ``handled_fields``.
+        known: fields that it handles here, if the outer rule lists them (``q_norm.weight``); else ``handled_fields``.
     """
     handled = kind.handled_fields
     known = known or next((handled[each] for each in type(rule).__mro__ if each in handled), "").split()

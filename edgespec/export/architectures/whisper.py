@@ -1,8 +1,9 @@
 """Whisper (arXiv 2212.04356): an encoder over sound, after two convolutions, and a decoder of its transcript.
 
-The convolutions are matrices over neighbouring rows, and a row of the encoder needs three rows of the first one, those
-of the frames 2 i - 1, 2 i and 2 i + 1.  All three are computed for each, so that one pass over rows of numbers does
-everything; a half of them twice, which costs little beside the layers (``FeaturePart`` says what the rows hold)::
+The convolutions are matrices over neighboring rows.  A row of the encoder needs three rows of the first one, those of
+the frames 2 i - 1, 2 i and 2 i + 1.  All three are computed for each row, so that one pass over rows of numbers is
+enough.  Half of them are computed twice, which costs little compared with the layers (``FeaturePart`` describes the
+rows)::
 
     y = gelu(second [gelu(first p_0), gelu(first p_1), gelu(first p_2)]) + positions
 """

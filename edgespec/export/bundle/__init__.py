@@ -1,1 +1,1 @@
-"""What a bundle says of a model, and writing it whole or not at all."""
+"""Describe a model in a bundle's manifest, and write the bundle atomically."""

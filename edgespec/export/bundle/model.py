@@ -75,8 +75,8 @@ def write_model(
 ) -> WrittenModel:
     """Write what ``plan_model`` planned into ``folder``: the weights, the graphs over them, and an index.
 
-    The weights are stored once; ``model.weights.json`` says where each lies in either layout, so that the other one can
-    be made without looking into the graphs.
+    The weights are stored once.  ``model.weights.json`` lists their locations in either layout, so that the other
+    layout can be made without reading the graphs.
     """
     plan = plan_model(arch, spec, chosen.quantizer_name if chosen else None)
     part, trace = plan.part, arch.trace()
@@ -104,7 +104,7 @@ def write_model(
 
 
 def encoder_plans(arch: Architecture, spec: ModelSpec) -> dict[str, NativePlan]:
-    """Plan the weight files of a model's encoders, by name; what both sides of a model share lies in both."""
+    """Plan the weight files of a model's encoders, by name; weights shared with the decoder are stored twice."""
     sides = {} if arch.encoder is None or spec.shares_encoder else {ENCODER: arch.encoder}
     found = {}
     for name, side in (sides | front_of(arch)).items():
@@ -115,7 +115,7 @@ def encoder_plans(arch: Architecture, spec: ModelSpec) -> dict[str, NativePlan]:
 
 
 def fine_share(plan: StoragePlan, fine: frozenset[str]) -> float:
-    """Share of the weights of layers that are int8, whatever the format of the others."""
+    """Return the share of the weights of layers that are int8, for any format of the others."""
     sizes = [(plan.shapes[name], name in fine) for name in plan.arch.tensors if len(plan.shapes[name]) == 2
              and name not in (plan.arch.head.weight, plan.arch.embedding)]  # fmt: skip
     return sum(prod(shape) for shape, is_fine in sizes if is_fine) / sum(prod(shape) for shape, _ in sizes)

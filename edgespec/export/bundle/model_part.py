@@ -1,4 +1,4 @@
-"""What a manifest says of a model, whether its graphs are written or only planned."""
+"""Entry of a model in the manifest, both for written and for planned graphs."""
 
 from __future__ import annotations
 
@@ -55,15 +55,16 @@ class ModelSpec:
     draft: bool = False  # only the plain graph
     prefix: str = ""  # path of its folder inside the bundle, with a trailing slash
     layout: Layout = "native"  # which operators' weights are stored
-    # heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either (native
-    # graphs give them anyway)
+    # heads in addition to the LM head; the checkpoint has their tensors.  None = hidden states are not needed either
+    # (native
+    # graphs return them anyway)
     plan: HeadPlan | None = None
     head_vocab: HeadVocab | None = None  # the tokens of the plan's cut LM head
     shares_encoder: bool = False  # a draft reads what the target's encoder gives
 
     @property
     def front_format(self) -> Format:
-        """Weight format of what reads images or hears: int8 in one of 4 bits, where it is small beside the decoder."""
+        """Weight format of vision and audio encoders: int8 in a 4-bit model, because they are comparatively small."""
         return "int8" if self.format in (*FOUR_BITS, FILE) else self.format
 
 
@@ -84,11 +85,11 @@ def open_model(path: Path, context: int | None, adapter: Path | None = None, tex
 def open_draft(
     path: Path, target: Architecture | None, image_rows: int | None, opener: Callable[..., Architecture] = open_model
 ) -> Architecture:
-    """Open a draft: with towers of its own if it reads images, or hears, as its target does; else its text half.
+    """Open a draft model, with its vision or audio encoder if the target has one too; otherwise only its text part.
 
     Args:
         target: None = one of optimum's graphs.
-        image_rows: most rows of an image; None = as many as the model was made for.
+        image_rows: maximum rows of an image; None = the model's own maximum.
         opener: ``open_model``, or ``open_described``.
     """
     if target is not None and modality_spec(target) is not None:
@@ -102,7 +103,7 @@ def open_draft(
 
 
 def modality_spec(arch: Architecture) -> ImagePart | SoundPart | None:
-    """Return how images, or sounds, become rows of a model; None = it reads text alone."""
+    """Return how images or sounds become embeddings of a model; None = it reads only text."""
     if arch.sight is not None:
         return arch.sight.image
     return arch.hearing.sound if arch.hearing else None
@@ -114,7 +115,7 @@ def open_described(path: Path, context: int | None, text_only: bool = False) -> 
 
 
 def described_source(path: Path) -> Checkpoint:
-    """Open what says how a model is built: not its tokenizer, and of a folder without weights its config.json alone."""
+    """Open a model's description, without its tokenizer; for a folder without weights only its config.json."""
     return ConfigOnly.open(path) if ConfigOnly.suits(path) else Checkpoint.open(path, tokenizer=False)
 
 
@@ -194,7 +195,7 @@ def _final_norm(arch: Architecture) -> FinalNorm:
 
 
 def source_of(arch: Architecture) -> SourcePart | None:
-    """Return what a decoder attends over; None = its own text alone."""
+    """Return the source that a decoder attends over; None = only its own text."""
     return arch.source_part if arch.encoder is not None else None
 
 
@@ -211,7 +212,8 @@ def model_part(
     encoder = None if spec.shares_encoder else arch.encoder
     facts, decoder, plan, prefix = counted(arch), None, spec.plan or HeadPlan(), spec.prefix
     if (drafter := arch.drafter) is not None:
-        if spec.head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did
+        # a drafter's size counts the tokens that it scores here, not those of its checkpoint
+        if spec.head_vocab is not None:
             less = prod(arch.tensors[arch.head.weight]) - spec.head_vocab.size * facts.hidden
             facts = facts.model_copy(update={"parameters": facts.parameters - less})
         sure = f"{prefix}{CONFIDENCE}" if drafter.confidence else None
@@ -269,7 +271,7 @@ def front_of(arch: Architecture) -> dict[str, Architecture]:
 
 
 def taps_of(arch: Architecture, name: str) -> tuple[int, ...]:
-    """After which layers a side's rows are given, too: a tower's."""
+    """List the layers whose rows a vision encoder also returns."""
     return tuple(arch.sight.image.taps) if arch.sight and name == TOWER else ()
 
 
@@ -302,9 +304,9 @@ def encoder_part(
     quantizer: str | None,
     low_bytes: int,
     name: str = ENCODER,  # of its files
-    tapped: Sequence[int] = (),  # after which layers its rows are given, too
+    tapped: Sequence[int] = (),  # layers whose rows it also returns
 ) -> ModelPart:
-    """Return the entry of an encoder, which only native operators run; arguments as for ``model_part``."""
+    """Return the entry of an encoder, which only native operators run; ``model_part`` describes the arguments."""
     graph = Graph(file=f"{spec.prefix}{name}.onnx", gated=True, hidden=True, operators="native")
     return ModelPart(
         facts=counted(arch),

@@ -10,7 +10,7 @@ from typing import Any
 
 Progress = Callable[[str, int, int, str], None]  # stage, steps done, all steps, what is done
 EACH = 5.0  # seconds between the lines of a stage
-SAID = ("choice", "warning")  # stages that are a line of their own, and no work
+SAID = ("choice", "warning")  # stages that are single messages, without work
 
 
 def silent(stage: str, done: int, of: int, detail: str) -> None:
@@ -46,12 +46,12 @@ class Lines:
 
 @contextmanager
 def shown(progress: Progress | None = None, lines: bool = False) -> Iterator[Progress]:
-    """Give what is told how far the work is: ``progress``, else a bar on stderr.
+    """Yield the receiver of progress reports: ``progress``, or otherwise a bar on stderr.
 
     Args:
-        progress: somebody else's.
-        lines: write lines where stderr is not a terminal: one at the beginning of each stage, and one with its count
-            whenever ``EACH`` seconds have passed; else nothing is written there.
+        progress: the caller's own receiver.
+        lines: write lines if stderr is not a terminal: one at the beginning of each stage, and one with its count
+            whenever ``EACH`` seconds have passed; otherwise nothing is written there.
     """
     if progress is not None:
         yield progress

@@ -91,7 +91,7 @@ def copied_files(folder: Path, vocab: int, tokenizer: int = 0) -> tuple[dict[str
 
 
 def entries(files: Mapping[str, int]) -> dict[str, FileEntry]:
-    """For a manifest; nothing is written yet, so there are no sums."""
+    """Make the manifest's entries of files that are only planned, without checksums."""
     return {name: FileEntry(size=size, sha256="") for name, size in sorted(files.items())}
 
 

@@ -1,4 +1,4 @@
-"""What an export does with a model, whose graphs edgespec makes (onnx_model.py) or optimum (optimum/model.py)."""
+"""Steps of an export for one model, whose graphs come from edgespec (onnx_model.py) or optimum (optimum/model.py)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Writing:
     # context -> tokens int64 [S, T] that quantizers calibrate on, of an encoder-decoder with its sources
     texts: Callable[[int], NDArray[np.int64] | SourcedTexts]
     threads: int | None  # of what is tried on the way
-    progress: Progress  # told of every stage
+    progress: Progress  # called at every stage
 
     @property
     def what(self) -> str:

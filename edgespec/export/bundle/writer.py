@@ -1,6 +1,6 @@
-"""Writing a bundle so that it is there whole or not at all; ``genai_config.json``, by which onnxruntime-genai opens it.
+"""Write a bundle atomically, and ``genai_config.json``, which lets onnxruntime-genai open it.
 
-What it may hold: https://github.com/microsoft/onnxruntime-genai/blob/main/src/config.h
+Fields of that file: https://github.com/microsoft/onnxruntime-genai/blob/main/src/config.h
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE
 
 GENAI = "genai_config.json"
-KIND = "decoder"  # any decoder, whatever its architecture is called there
+KIND = "decoder"  # any decoder, independent of its architecture
 
 
 def genai_config(part: ModelPart, tokenizer: TokenizerFacts, sampling: SamplingPart | None) -> str | None:

@@ -1,13 +1,13 @@
 """Gemma 4's assistants: a few small layers that read the keys and values of the model that they draft for.
 
-A step is made of a token's embedding and a hidden state, the target's after its final norm or the step's before::
+A step reads a token's embedding and a hidden state, the target's after its final norm or the previous step's::
 
     x = pre_projection [embedding ; hidden state]
-    layers: queries alone, over the target's last layer of the same kind with keys and values of its own
+    layers: only queries, over the target's last layer of the same kind that computes its keys and values
     y = norm(x), logits = LM head(y), the next step's hidden state = post_projection y
 
-All steps of a round stand where the pending token does, and see the tokens before it: guesses leave no keys.
-The clusters of an ordered LM head, which only save reading it, are not used: it is cut to frequent tokens instead.
+All steps of a round have the pending token's position, and see the tokens before it: draft tokens write no keys.  The
+clusters of an ordered LM head, which only save reading it, are not used: it is cut to frequent tokens instead.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""DFlash's drafter (arXiv 2602.06036): a few decoder layers that guess a block of tokens in one pass.
+"""DFlash's drafter (arXiv 2602.06036): a few decoder layers that draft a block of tokens in one pass.
 
-What was tapped of the target at token i gives entry i of every layer; the rows of a block, the pending token and masks,
-see all entries and each other::
+The target's taps at token i give entry i of every layer.  The rows of a block, the pending token and masks, see all
+entries and each other::
 
-    c = norm(fc [taps]);  keys and values of layer l: of c, and of norm_l(x) of the block's own rows
-    logits of rows 1 on = the target's LM head(norm(x)): a row guesses the token at its own position
+    c = norm(fc [taps]);  keys and values of layer l: of c, and of norm_l(x) of the block's rows
+    logits of rows 1 and later = the target's LM head(norm(x)): a row predicts the token at its own position
 
-The embedding is the target's, and so is the LM head, unless the checkpoint has one (speculators').  A window w of a
-layer hides what lies more than w before a row.
+The embedding is the target's.  So is the LM head, unless the checkpoint has one (speculators').  A window w of a layer
+hides entries more than w before a row.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DFlash(AuxHiddenDrafter):
         self.masks = {mask}
 
     def correct(self, source: Checkpoint) -> None:
-        """Take up the heads of its checkpoint that correct guesses."""
+        """Load the heads of its checkpoint that correct draft tokens."""
 
     def build(self, ops: Ops) -> Value:
         """Build the decoder with ``ops``, from a pass's inputs to its logits."""
@@ -160,7 +160,7 @@ def _to_llama_config(source: Checkpoint) -> dict[str, Any]:
 
 
 def _tapped(source: Checkpoint, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Return the boundaries that are looked at: speculators lists them, others count outputs of layers, -1 none."""
+    """Return the tapped boundaries: speculators lists them, other checkpoints count layer outputs from -1."""
     key, shift = (AUXILIARY, 0) if config.get(AUXILIARY) is not None else ("target_layer_ids", 1)
     ids = config.get(key)
     if not isinstance(ids, list) or not ids or not all(isinstance(at, int) and 0 <= at + shift <= layers for at in ids):

@@ -32,7 +32,7 @@ class Drafter:
 
     @property
     def plan(self) -> HeadPlan:
-        """What its graphs have."""
+        """Heads of its graphs."""
         cut = self.tokens is not None
         return HeadPlan(self.spec.heads, cut=cut, only=cut)
 
@@ -49,14 +49,14 @@ class Drafter:
 
 
 class Published(NamedTuple):
-    """A kind of drafter that people publish as checkpoints of their own; ``read.PUBLISHED`` lists them.
+    """A kind of drafter that is published as separate checkpoints; ``read.PUBLISHED`` lists them.
 
     Attributes:
         matches: whether a checkpoint is of such a drafter.
         read: (its checkpoint, the target) -> the drafter, checked.
-        assumed: target -> one as they are published, without weights, and the boundaries that it looks at; None = plans
-            assume one as training here makes it.
-        says: what that assumes, for plans.
+        assumed: target -> a typical published one without weights, and the boundaries that it taps; None = plans assume
+            one as training here makes it.
+        says: describes that assumption, for plans.
         usual_for: whether a model of this architecture usually has one.
     """
 
@@ -97,17 +97,17 @@ def layers_like(target: Architecture, count: int) -> dict[str, Any]:
 
 
 class AuxHiddenDrafter(Architecture):
-    """Layers like Llama's over what is tapped of a target, with norms of heads if their checkpoint has them.
+    """Llama-like layers over the taps of a target, with norms of heads if their checkpoint has them.
 
-    An LM head of its own has a row for each token that can be guessed.
+    If the drafter has an LM head, that has a row for each token that can be drafted.
 
     Args:
         source: the checkpoint.
-        tapped: how many boundaries it looks at.
+        tapped: number of tapped boundaries.
         context: the target's.
 
     Attributes:
-        method: the method that drafts by it.
+        method: the method that drafts with it.
     """
 
     method: ClassVar[DrafterKind]
@@ -142,7 +142,7 @@ def check_size(arch: Architecture, target: Architecture) -> None:
 
 
 def extra_of(arch: Architecture, name: str) -> Extra:
-    """Take a tensor that a drafter has beside those of its layers."""
+    """Return a drafter's tensor outside its layers."""
     assert isinstance(arch.source, ExtendedCheckpoint)
     return arch.source.extra[name]
 

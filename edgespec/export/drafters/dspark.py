@@ -1,13 +1,13 @@
-"""DSpark's drafter (arXiv 2607.05147): DFlash's blocks, corrected guess by guess, with a confidence for each.
+"""DSpark's drafter (arXiv 2607.05147): DFlash's blocks, corrected one token at a time, with a confidence for each.
 
-With h the normed row of guess k and t the token before it, the guess itself for all but the first::
+With h the normed row of draft token k, and t the token before it (for all except the first a draft token as well)::
 
     logits = LM head h + W2 W1[t]          the Markov head, of a low rank
-    chance = sigmoid(w [h ; W1[t]] + b)    that the guess is accepted if all before it are
+    chance = sigmoid(w [h ; W1[t]] + b)    that the token is accepted if all before it are
 
-The pending token's row guesses, too, so that a block of 7 rows gives 7 guesses; speculators can also leave it out.
-DFlash drafters of which a block's first row guesses (``sample_from_anchor``; ``shift_label`` in SpecForge's words) are
-read as DSpark without these heads.
+The pending token's row also predicts, so that a block of 7 rows gives 7 draft tokens; speculators can also leave it
+out.  DFlash drafters whose first row predicts (``sample_from_anchor``; ``shift_label`` in SpecForge) are read as DSpark
+without these heads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DSpark(DFlash):
         self.drafter.anchor = self.settings.flag(ANCHOR, True)
 
     def correct(self, source: Checkpoint) -> None:
-        """Take up the Markov head and the confidence head, as far as the configuration says that it has them."""
+        """Load the Markov head and the confidence head, if the configuration lists them."""
         rank: int = self.settings.get("markov_rank", source.shape(W1)[1] if source.has(W1) else 0)
         kind = self.settings.get("markov_head_type", "vanilla")
         if kind != "vanilla" and rank:

@@ -1,12 +1,12 @@
 """EAGLE-1's drafter (arXiv 2401.15077), which EAGLE-2 (arXiv 2406.16858) and HASS (arXiv 2408.15766) share.
 
-Entry i is made of token i + 1 and of the target's hidden state at token i, after the target's final norm, or, for its
-own guesses, of its own hidden state of the step before::
+Entry i combines token i + 1 with the target's hidden state at token i, after the target's final norm.  For draft tokens
+it uses the drafter's hidden state of the previous step instead::
 
     x = fc [embedding ; hidden state] + b, y = layers(x), logits = the target's LM head(y)
 
-The first layer has no norm before its attention, and nothing norms y.  Embedding and LM head are the target's.  Nothing
-in config.json says what it is: it is known by its tensors.
+The first layer has no norm before its attention, and y has no norm.  Embedding and LM head are the target's.  Its
+config.json does not identify it, but its tensors do.
 """
 
 from __future__ import annotations

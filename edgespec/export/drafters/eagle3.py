@@ -1,16 +1,16 @@
-"""EAGLE-3's drafter (arXiv 2503.01840): a decoder layer or a few, conditioned on hidden states of a target.
+"""EAGLE-3's drafter (arXiv 2503.01840): one or a few decoder layers, conditioned on hidden states of a target.
 
-Entry i is made of token i + 1 and of what was tapped of the target at token i, both normed and side by side::
+Entry i combines token i + 1 with the target's taps at token i, both normed and concatenated::
 
-    g = fc [taps]                          or, for its own guesses, its own hidden state of the step before
+    g = fc [taps]                          or, for draft tokens, the drafter's hidden state of the previous step
     q, k, v of [norm(embedding) ; norm(g)], u = g + attention, y = u + MLP(norm(u)), logits = LM head(norm(y))
 
-What published checkpoints differ in is configuration: ``norm_before_residual`` (u = norm(g) + attention),
-``norm_output`` (y is normed before it is the next step's hidden state), ``norm_before_fc`` (the taps are normed
-together) or ``fc_norm`` (each by itself).  With the latter and ``norm_output`` it is EAGLE-3.1 (arXiv 2605.09992).
+Published checkpoints differ in their configuration: ``norm_before_residual`` (u = norm(g) + attention), ``norm_output``
+(y is normed before it is the next step's hidden state), ``norm_before_fc`` (the taps are normed together) or
+``fc_norm`` (each tap is normed separately).  With the latter and ``norm_output`` it is EAGLE-3.1 (arXiv 2605.09992).
 
-P-EAGLE (arXiv 2602.01469) makes all guesses in one pass: rows behind the pending token's are of a mask token and, in
-place of taps, of a learnt ``mask_hidden``.  Its embedding is trained, too.
+P-EAGLE (arXiv 2602.01469) drafts all tokens in one pass: rows after the pending token's have a mask token and, in place
+of taps, a learned ``mask_hidden``.  Its embedding is also trained.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ MASK = "mask_hidden"  # of P-EAGLE
 
 
 class Eagle3(AuxHiddenDrafter):
-    """See the module.
+    """EAGLE-3's drafter, as the module describes it.
 
     Args:
-        source: the checkpoint; tensors by Llama's names, but for ``fc`` and ``input_norm``.
+        source: the checkpoint; tensors have Llama's names, except ``fc`` and ``input_norm``.
 
     Raises:
-        ExportError: sizes that are not there; an option that is not known.
+        ExportError: sizes that are missing; an unknown option.
     """
 
     model_type = "eagle3"
@@ -112,7 +112,7 @@ class Eagle3(AuxHiddenDrafter):
 
 
 def head_dim_of(source: Checkpoint, heads: object) -> int:
-    """Read off a projection of so many heads: some configurations leave it out, and it is not hidden / heads."""
+    """Derive the head size from a projection: some configurations omit it, and it is not hidden / heads."""
     part = ATTENTION.format("q") + ".weight"
     name = next((name for name in source.index if name.endswith(f"midlayer.{part}") or name == f"layers.0.{part}"), "")
     if not name or not isinstance(heads, int) or heads < 1 or source.shape(name)[0] % heads:
@@ -140,7 +140,7 @@ class PEagle(Eagle3):
         self.drafter.mask, self.drafter.masked = mask, lambda: source.read(MASK).reshape(-1)
 
     def embeds(self, source: Checkpoint) -> None:
-        """Take up its own embedding."""
+        """Load its own embedding."""
         expected = self.facts.vocab, self.facts.hidden
         if source.shape(EMBEDDING) != expected:
             raise ExportError(
@@ -185,9 +185,9 @@ def _to_llama_config(source: Checkpoint, target: Architecture) -> dict[str, Any]
 
 
 def _tapped(source: Checkpoint, said: dict[str, Any], layers: int) -> tuple[tuple[int, ...], str]:
-    """Return the boundaries that are looked at, and what was assumed about them."""
+    """Return the tapped boundaries, and what was assumed about them."""
     own, note = source.config.get(TAPS), ""
-    ids = said.get(TAPS) if own is None else own  # beside eagle_config it counts as here
+    ids = said.get(TAPS) if own is None else own  # outside eagle_config it has the same meaning
     if ids is None:
         ids = [2, layers // 2, layers - 3]
         note = f"the drafter does not say which layers it looks at: taken to be after {ids}, as its authors do"
@@ -211,7 +211,7 @@ def _tapped(source: Checkpoint, said: dict[str, Any], layers: int) -> tuple[tupl
 
 
 def assumed_peagle(target: Architecture) -> tuple[Architecture, tuple[int, ...]]:
-    """Assume one of 4 layers, as in the paper, with an LM head of its own for 32,000 tokens."""
+    """Assume one of 4 layers, as in the paper, with an LM head for 32,000 tokens."""
     config = layers_like(target, 4) | {"mask_token_id": 1, "draft_vocab_size": min(32000, target.facts.vocab)}
     layers = target.facts.layers
     tapped = (2, layers // 2, layers - 3) if layers > 5 else (1, layers // 2, layers)

@@ -1,7 +1,7 @@
-"""Which heads a bundle gets, and which tokens a cut LM head scores: those most frequent in a text.
+"""Choose the heads of a bundle, and the tokens that a cut LM head scores: those most frequent in a text.
 
-What it leaves out is never guessed, so q is 0 there and the text does not change; a head of 8,000 rows instead of
-150,000 costs a twentieth.
+Other tokens are never drafted, so q is 0 there and the text does not change.  A head of 8,000 rows instead of 150,000
+costs a twentieth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgespec.export.source.source import BUILTIN, builtin_heads, resolve_heads
 from edgespec.runtimes.files.manifest import HeadVocab
 from edgespec.runtimes.text.codec import TextCodec
 
-HEAD_TOKENS = "head_vocab.bin"  # beside the weights
+HEAD_TOKENS = "head_vocab.bin"  # stored with the weights
 
 
 def frequent_tokens(
@@ -72,14 +72,14 @@ class HeadChoice:
 
     @property
     def plan(self) -> HeadPlan | None:
-        """What the graphs have; None = nothing."""
+        """Heads of the graphs; None = they have none."""
         if not (self.trained or self.tapped):
             return None
         groups = tuple(group for heads in self.trained.values() for group in heads.file.groups)
         return HeadPlan(groups, cut=self.tokens is not None, tapped=self.tapped)
 
     def extend(self, arch: Architecture) -> None:
-        """Put the heads' tensors beside the model's own."""
+        """Add the heads' tensors to the model."""
         extra: dict[str, Extra] = {}
         for heads in self.trained.values():
             for name, tensor in heads.tensors.items():
@@ -116,7 +116,7 @@ def given_heads(
     arch: Architecture,
     codec: TextCodec | None,
 ) -> dict[str, TrainedHeads]:
-    """Read heads of folders, and those that an embedded model comes with; a plan (no codec) compares sizes alone."""
+    """Read heads from folders, and those of an embedded model; a plan (no codec) compares only sizes."""
     found: dict[str, TrainedHeads] = {}
     folders_read = [(name, read(resolve_heads(name))) for name in folders]
     if model.startswith(BUILTIN):

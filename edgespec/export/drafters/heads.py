@@ -1,14 +1,14 @@
-"""Trained heads: what they are, whose, and how folders of them are read.
+"""Trained heads: their kinds, their target models, and folders that hold them.
 
 A folder of heads holds ``edgespec_heads.json`` (``HeadsFile``) and ``heads.safetensors`` with float tensors
 
 * medusa: ``medusa.I.weight`` [hidden, hidden], ``medusa.I.bias`` [hidden] of head I, and, if ``own``,
   ``medusa.I.lm_head.weight`` [vocab, hidden];
-* blockwise: ``blockwise.inner.weight`` [inner, hidden], ``.inner.bias`` [inner], ``blockwise.outer.weight``
-  [count * hidden, inner], ``.outer.bias`` [count * hidden];
+* blockwise: ``blockwise.inner.weight`` [inner, hidden], ``.inner.bias`` [inner], ``blockwise.outer.weight`` [count *
+  hidden, inner], ``.outer.bias`` [count * hidden];
 * early exits: ``exit.L.weight`` [hidden, hidden] for the exit after L layers.
 
-What they compute from hidden states is said at ``runtimes.manifest.HeadGroup``.  Published Medusa checkpoints (arXiv
+``runtimes.manifest.HeadGroup`` defines what they compute from hidden states.  Published Medusa checkpoints (arXiv
 2401.10774) have ``config.json`` and ``medusa_lm_head.safetensors`` or ``.pt``; the number of heads is taken from the
 tensors, because some configurations are wrong about it.
 """
@@ -105,7 +105,7 @@ class TrainedHeads:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """What a graph has beside the model itself."""
+    """Parts of a graph in addition to the model."""
 
     groups: tuple[HeadGroup, ...] = ()  # of heads, in the order of their gates
     cut: bool = False  # there is a cut LM head (``CUT``) for them
@@ -142,7 +142,7 @@ def group_matrices(group: HeadGroup) -> GroupMatrices:
 
 
 def cut_head(head: Linear) -> Linear:
-    """Return the cut LM head beside the model's own."""
+    """Return the cut LM head that belongs to the model's own."""
     return Linear(CUT, None if head.bias is None else CUT_BIAS)
 
 
@@ -169,7 +169,7 @@ def tokenizer_fingerprint(codec: TextCodec) -> str:
 
 
 def check_heads(heads: TrainedHeads, arch: Architecture, codec: TextCodec | None, folder: Path) -> None:
-    """Refuse heads of another model; without its tokenizer, and so without its weights, by sizes alone.
+    """Refuse heads of another model; without its tokenizer and weights, only sizes are compared.
 
     Raises:
         ExportError: another hidden size, vocabulary, tokenizer or model, or exits that it does not have; the message
@@ -198,10 +198,10 @@ PUBLISHED = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_heads.sa
 
 
 def read_heads(folder: Path) -> TrainedHeads:
-    """Heads from a folder of ours or a published Medusa checkpoint.
+    """Read heads from a folder of ``edgespec train`` or a published Medusa checkpoint.
 
     Raises:
-        ExportError: no heads there, or tensors that are not what the description says.
+        ExportError: no heads there, or tensors that do not match the description.
     """
     if not folder.is_dir():
         raise ExportError(f"{folder}: expected a folder with trained heads", "make one with `edgespec train`")
@@ -221,7 +221,7 @@ def read_heads(folder: Path) -> TrainedHeads:
 
 
 def read_description(folder: Path) -> HeadsFile:
-    """Read what a folder of ours says of its heads; no tensor is read."""
+    """Read the description of a folder of ``edgespec train``; no tensor is read."""
     path = folder / DESCRIPTION
     again = "train the heads again"
     file = validated(HeadsFile, read_json(path, ExportError, again), path, ExportError, again)
@@ -294,7 +294,7 @@ def _checked(heads: TrainedHeads, where: Path) -> TrainedHeads:
 
 
 def _tensors(path: Path) -> dict[str, NDArray[np.float32]]:
-    """All tensors of a file as float32; pickles are opened for their numbers alone."""
+    """Read all tensors of a file as float32; the pickle reader accepts only numbers."""
     if path.suffix == ".pt":
         return _pickled(path)
     tensors = read_header(path)

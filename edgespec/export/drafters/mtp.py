@@ -1,12 +1,12 @@
 """Multi-token prediction: the layer inside a checkpoint that predicts one token further (arXiv 2412.19437, 2.2).
 
-Entry i is made of token i + 1 and of the target's hidden state at token i, after the target's final norm::
+Entry i combines token i + 1 with the target's hidden state at token i, after the target's final norm::
 
     x = fc [norm(embedding) ; norm(hidden)], y = norm(layer(x)), logits = the target's LM head(y)
 
-The layer is of the target's own kind.  It goes on with its own guesses, y being the next step's hidden state.
+The layer has the target's architecture.  It continues with its own draft tokens, y being the next step's hidden state.
 Embedding and LM head are the target's.  Checkpoints differ in names, and some have the hidden state first.  Speculators
-writes a layer that it has trained on as a checkpoint of its own.
+saves a layer that it has trained further as a separate checkpoint.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Layout:
 
     at: str  # the prefix of all its tensors
     layer: str  # that of its layer's, below ``at``
-    names: Mapping[str, str]  # of ours, behind the prefix
-    hidden_first: bool = False  # the hidden state stands before the embedding
+    names: Mapping[str, str]  # by our names, after the prefix
+    hidden_first: bool = False  # the hidden state comes before the embedding
 
 
 LAYOUTS = (
@@ -49,18 +49,18 @@ LAYOUTS = (
 """Qwen3.5's, which is also transformers' for any decoder; MiMo's."""
 DEEPSEEKS = ".eh_proj.weight"
 APART = Layout("mtp_layers.{}.", "", LAYOUTS[1].names)
-"""Speculators', in a checkpoint of its own."""
+"""Speculators' layout, in a separate checkpoint."""
 
 
 class Mtp(Architecture):
-    """See the module; ``mtp_of`` makes one of the target's kind.
+    """A multi-token prediction layer, as the module describes it; ``mtp_of`` makes one of the target's architecture.
 
     Args:
         source: tensors by Llama's names, and ``fc``, ``embedding_norm``, ``hidden_norm`` and ``target_norm``.
-        hidden_first: the hidden state stands before the embedding.
+        hidden_first: the hidden state comes before the embedding.
 
     Attributes:
-        raw: the target's hidden state is taken before its final norm, which no known layout says.
+        raw: the target's hidden state is taken before its final norm, which no known layout needs.
     """
 
     hidden_first = raw = False
@@ -92,10 +92,10 @@ class Mtp(Architecture):
 def mtp_of(
     target: Architecture, source: Checkpoint, hidden_first: bool = False, said: Mapping[str, Any] | None = None
 ) -> Mtp:
-    """Make the layer one of the target's kind, over its own tensors, with the target's configuration for one layer.
+    """Build the layer with the target's architecture and its configuration for one layer, over the layer's tensors.
 
     Args:
-        said: what a configuration of its own says otherwise.
+        said: settings of the layer's checkpoint, which take precedence.
     """
     own, theirs = dict(said or {}), target.source.config
     dropped = ("rope_theta", "rope_scaling") if own else ()
@@ -139,7 +139,7 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
 
 
 def read_apart(source: Checkpoint, target: Architecture) -> Drafter:
-    """Read a layer in a checkpoint of its own, of the target's kind."""
+    """Read a layer from a separate checkpoint, with the target's architecture."""
     if not source.has(_at(APART, "fc")):
         raise ExportError(f"{source.path}: expected a tensor {_at(APART, 'fc')}", "download it again")
     assert isinstance(target.source, DerivedCheckpoint)
@@ -177,7 +177,7 @@ def _read(
 
 
 def _at(layout: Layout, ours: str) -> str:
-    """Return the checkpoint's name of one of ours."""
+    """Return the checkpoint's name of one of our tensors."""
     return f"{layout.at.format(0)}{layout.names[ours]}.weight"
 
 

@@ -1,7 +1,7 @@
-"""Published drafters: which kind a checkpoint is, in whichever layout, and who reads it.
+"""Published drafters: identify the kind and layout of a checkpoint, and choose its reader.
 
-Layouts differ in names, in what says which hidden states are looked at, and in options; no tensor says which is meant.
-Layers are counted here as boundaries: after how many of them the residual stream is read.
+Layouts differ in names, in how they list tapped hidden states, and in options; no tensor tells which is meant.  Layers
+are counted here as boundaries: the number of layers before the residual stream is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_drafter(path: Path, target: Architecture) -> Drafter:
     """Read a drafter and check it against its target.
 
     Raises:
-        ExportError: not a drafter that is known, pickles alone, or one of another model.
+        ExportError: an unknown kind of drafter, only pickles, or a drafter of another model.
     """
     source = _opened(path)
     _refuse(source.path, source.config)

@@ -1,4 +1,4 @@
-"""The tokens of a drafter with an LM head of its own, and its copy of the target's embedding."""
+"""The tokens of a drafter that has an LM head, and its copy of the target's embedding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgespec.export.source.derived import Extra, chosen_rows, extended, held, o
 from edgespec.export.source.source import Checkpoint
 
 EMBEDDING, HEAD_WEIGHT, OFFSETS = "embed_tokens.weight", f"{HEAD}.weight", "d2t"
-COMPARED = 64  # rows of a copy of the embedding that are looked at
+COMPARED = 64  # rows of a copy of the embedding that are compared
 
 
 def check_embedding(source: Checkpoint, target: Architecture) -> None:

@@ -100,7 +100,7 @@ class AttentionEmitter:
         def numbers(name: str, *values: int) -> str:
             return graph.constant(name, np.array(values, np.int64))
 
-        # position of each place: its own number, but for this pass's rows what `position_ids` says
+        # position of each cache slot: its index, except for this pass's rows, which have `position_ids`
         width = graph.node("Squeeze", [graph.node("Shape", ["bias"], start=3, end=4)])
         count = graph.node("Squeeze", [graph.node("Shape", ["position_ids"], start=1, end=2)])
         zero, one = graph.constant("scalar_0", np.array(0, np.int64)), graph.constant("scalar_1", np.array(1, np.int64))

@@ -1,11 +1,11 @@
-"""A decoder for a device whose memory is not the host's: only ids and a few probabilities need to leave it.
+"""Build a decoder for a device with separate memory: only ids and a few probabilities need to leave it.
 
-What differs from the stock graphs, and why (docs/devices.md):
+Differences from the stock graphs, and why (docs/devices.md):
 
-* no ``If``: what is left out of a pass is left out of a graph, and there are several over one weight file;
+* no ``If``: instead of gates there are several graphs over one weight file, each without the parts that it skips;
 * rotation outside attention: the WebGPU kernel's own ignores positions it is given;
-* the mask of a tree and of windows is made on the device of what rows say about each other, [T, T]: a mask as wide as
-  the cache would have to cross for every pass;
+* the device builds the mask of a tree and of windows from the relations of rows, [T, T]: a mask as wide as the cache
+  would have to cross for every pass;
 * the likeliest tokens are chosen in the graph.
 """
 
@@ -54,7 +54,7 @@ class DeviceAttention(AttentionEmitter):
     def window(self, size: int) -> str:
         graph = self.graph
 
-        def below() -> str:  # by how much each row's position lies below its place, [1, T]
+        def below() -> str:  # difference between each row's cache slot and its position, [1, T]
             return graph.node("Transpose", [graph.node("Sub", ["position", graph.node("Add", ["index", "past"])])])
 
         shift = graph.once("shift", below)
@@ -69,7 +69,7 @@ class DeviceOps(GraphOps):
     """Emits a decoder, or a part of it, for a device.
 
     Args:
-        plan: only ``only`` is looked at: a draft whose only LM head is cut.
+        plan: only ``only`` is used: a draft whose only LM head is cut.
         first, last: the layers it has.  Later than 0: it begins with ``hidden_in`` instead of ids.
         logits: it ends in the LM head; else in the residual stream.
     """
@@ -142,7 +142,7 @@ class DeviceOps(GraphOps):
 
 
 class DeviceHeads(DeviceOps):
-    """Emits a group of heads by itself: rows of the residual stream in, logits and likeliest tokens out.
+    """Emits a separate graph of a group of heads: rows of the residual stream in, logits and likeliest tokens out.
 
     Args:
         cut: the heads share a cut LM head.
@@ -170,10 +170,10 @@ class DeviceHeads(DeviceOps):
 
 
 def device_graphs(part: ModelPart, skip: SkipSetPart | None) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """List what a device runs of a model: which graph, what the manifest says of it, how it is emitted.
+    """List the graphs of a model for a device: the suffix, the manifest's fields, and the options that emit it.
 
     Args:
-        skip: sub-layers that a self-draft leaves out; None = there is no self-draft.
+        skip: sub-layers that a self-draft leaves out; None = no self-draft.
     """
     yield "", {"hidden": True}, {}
     yield "move", {}, {}

@@ -23,7 +23,7 @@ Pieces = Iterator[tuple[NDArray[Any], NDArray[np.float32]]]  # levels [r, ..] an
 
 
 class WeightFile:
-    """A weight file in the making; ``progress`` is told the bytes so far after every piece."""
+    """Writer of a weight file; ``progress`` is called with the bytes so far after every piece."""
 
     def __init__(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> None:
         self._file, self.progress = path.open("wb"), progress
@@ -99,7 +99,7 @@ class _Filler:
                 yield f"{name}_growth", [growth]
             if rotary.axes:
                 yield f"{name}_axes", [np.array(rotary.axes, np.float32)]
-        else:  # learnt positions; zeros beyond what was learnt, where no token ever stands
+        else:  # learned positions; zeros beyond them, where no token is ever placed
             rows = self.arch.facts.context + HEADROOM
             learnt = self.source.read(name, slice(0, min(rows, self.source.shape(name)[0])))
             yield name, [learnt, np.zeros((rows - len(learnt), learnt.shape[1]), np.float32)]

@@ -1,6 +1,6 @@
-"""The stock weight formats: which ONNX operators multiply by a stored matrix.
+"""Stock weight formats: the ONNX operators that multiply by a stored matrix.
 
-Every format computes each row of its input on its own: what a token's logits are never depends on the drafts beside it.
+Every format computes each row of its input separately, so a token's logits never depend on the drafts in the pass.
 Per-tensor activation scales (``quantize_dynamic``) break that rule and are not offered.
 """
 
@@ -70,7 +70,7 @@ class ChannelFormat:
         return levels, scale
 
     def lookup(self, graph: GraphBuilder, ids: str, name: str) -> str:
-        # the matrix lies as [k, n] for the multiplication: gather columns rather than store it twice
+        # the matrix is stored as [k, n] for the multiplication: gather columns rather than store it twice
         columns = graph.node("Gather", [graph.stored(f"{name}.levels"), ids], axis=1)  # [k, 1, T]
         rows = graph.node("Transpose", [columns], perm=[1, 2, 0])
         scale = graph.node("Gather", [graph.stored(f"{name}.scales"), ids])

@@ -67,7 +67,7 @@ def fuse_memory(trace: Block) -> Block:
 
 
 def fuse_glu(trace: Block) -> Block:
-    """Multiply by gate and up, apply the activation and multiply both in one step; the same of an activation alone."""
+    """Fuse the products with gate and up, the activation and their product into one step; also a single activation."""
     products = products_of(trace)
 
     def change(operation: Operation) -> Operation:

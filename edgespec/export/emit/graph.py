@@ -109,7 +109,7 @@ class GraphBuilder:
         self._nodes = change(alive(self._nodes, {output.name for output in self.outputs}))
 
     def save(self, path: Path) -> None:
-        """Write the graph; its weights stay in the weight file beside it."""
+        """Write the graph; its weights stay in the separate weight file."""
         from onnx import helper
 
         nodes = alive(self._nodes, {output.name for output in self.outputs})
@@ -132,7 +132,7 @@ def declared(name: str, kind: int, dims: Sequence[int | str]) -> onnx.ValueInfoP
 
 
 def stored_tensor(weights: WeightLayout, name: str) -> onnx.TensorProto:
-    """Make an initializer of a tensor of the weight file beside the graph."""
+    """Make an initializer that refers to a tensor of the weight file."""
     from onnx import TensorProto, helper
 
     entry = weights.entries[name]

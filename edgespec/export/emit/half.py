@@ -2,12 +2,12 @@
 
 The graphs are written in float32 and then changed as a whole (``to_half``):
 
-* float16: products with matrices, attention with its keys and values, rotation, activation functions: what costs time
-  and memory;
+* float16: products with matrices, attention with its keys and values, rotation and activation functions, which use most
+  of the time and memory;
 * float32: the residual stream, which outgrows float16 in some models, every norm, and the last product with all that
   follows it: float16 has one value for every 0.016 of a logit near 20, so that tokens would tie;
-* weights stay as they are in the file that all graphs share.  A ``Cast`` stands between a float32 scale, bias or table
-  and its float16 reader, and ONNX Runtime folds it when it opens the graph: float16 is what the device gets.
+* weights stay the same in the file that all graphs share.  A ``Cast`` connects a float32 scale, bias or table and its
+  float16 reader.  ONNX Runtime folds it when it opens the graph, so the device gets float16.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CACHED = ("past_key_values.", "present.")
 
 
 def to_half(graph: GraphBuilder) -> None:
-    """Change a graph for a device, which has no branches, to float16 activations; keys and values are float16, too."""
+    """Convert a graph for a device, which has no branches, to float16 activations, keys and values."""
     for value in (*graph.inputs, *graph.outputs):
         if value.name.startswith(CACHED):
             value.type.tensor_type.elem_type = FLOAT16
@@ -109,7 +109,7 @@ class _Halving:
 
 
 def last_products(nodes: Sequence[onnx.NodeProto]) -> set[str]:
-    """Names of the products that logits are made of: those that no other product stands behind."""
+    """Name the products that compute logits: those with no other product after them."""
     makers = {output: node for node in nodes for output in node.output}
     found: set[str] = set()
     todo = ["logits"]

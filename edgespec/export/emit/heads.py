@@ -1,4 +1,4 @@
-"""Groups of heads in a stock graph: between the last norm and the logits, each behind an ``If`` of its own."""
+"""Groups of heads in a stock graph: between the last norm and the logits, each in its own ``If``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from edgespec.runtimes.files.manifest import HeadGroup
 
 
 def head_logits(ops: GraphPieces, h: str, head: Linear) -> str:
-    """Logits of whichever of the LM head and the groups is switched on.
+    """Build the logits of the LM head or of the group that is switched on.
 
     ::
 
         h -> [ If gate_heads[0]: group 0 | Identity ] -> ... -> [ If gate_lm: LM head | cut LM head ]
                                                             -> [ If gate_heads[own]: own LM heads | Identity ]
 
-    A matrix stands in one branch only: ONNX Runtime would pack it twice.
+    A matrix is used in one branch only: ONNX Runtime would pack it twice.
 
     Args:
         h: [1, R, hidden], after the last norm.
@@ -41,7 +41,7 @@ def head_logits(ops: GraphPieces, h: str, head: Linear) -> str:
 
 
 def group_rows(ops: GraphPieces, h: str, group: HeadGroup, head: Linear, cut: bool) -> str:
-    """Logits of one group alone: h [1, R, hidden] after the last norm -> [1, count * R, V].
+    """Build the logits of only one group: h [1, R, hidden] after the last norm -> [1, count * R, V].
 
     Args:
         cut: heads that share an LM head share the cut one.

@@ -128,7 +128,7 @@ class NativeOps(Waiting, Pass[Value]):
         return out
 
     def _apart(self, gate: int, body: Callable[[], None]) -> None:
-        """Put what is no sub-layer behind a gate; inside, a norm waits for what reads it."""
+        """Put steps outside sub-layers behind a gate; inside, a norm is computed by the step that reads it."""
         self._inside = True
         self.program.gated(gate, body)
         self._inside = False
@@ -199,7 +199,7 @@ class NativeOps(Waiting, Pass[Value]):
         floats = self._as_floats(x, self._buffer(x))
         if self._inside:
             return LazyNorm(floats, norm)
-        self._beside += 1  # the stream will have changed before anybody reads it
+        self._beside += 1  # the stream will have changed before the result is read
         return self._computed(LazyNorm(floats, norm), f"beside.{self._beside}")
 
     def linear(self, x: Value, parts: tuple[Linear, ...], joined: bool) -> tuple[Value, ...]:
@@ -314,7 +314,7 @@ class NativeOps(Waiting, Pass[Value]):
         self.program.logits(act, Linear(MARKOV_OUT), raw=True)
 
     def _project(self, x: Value, parts: tuple[Linear, ...], rule: AttentionRule) -> None:
-        """Make queries, keys and values of a layer; of queries alone where another layer has the rest."""
+        """Compute queries, keys and values of a layer, or only queries if another layer provides the rest."""
         fields, shared = self._head_fields(rule), 1 if len(parts) == 1 else None
         act = self._acts(x, "hidden", parts)
         matrix = self.program.matrix(*parts, head_dim=rule.dim or self.arch.facts.head_dim)

@@ -14,11 +14,11 @@ from edgespec.runtimes.slots.native_runner import Gates
 def emit_heads(
     program: Program, x: Floats, norm: Norm | None, head: Linear, gates: Gates, read: Callable[[], Floats]
 ) -> None:
-    """Write the end of a decoder: hidden states, the model's LM head, and groups of heads, each behind a gate.
+    """Write the end of a decoder: hidden states, the model's LM head, and groups of heads, each with a gate.
 
-    A group begins with the final norm of the rows that reach an LM head; ``runtimes.manifest.HeadGroup`` says what
-    follows.  Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.  ``read`` writes down what
-    the model's own LM head reads behind the norm, if there is one; without it there are no groups.
+    A group begins with the final norm of the rows that reach an LM head; ``runtimes.manifest.HeadGroup`` defines the
+    rest.  Rows for LM heads are ordered by head: those of head j are j * R to (j + 1) * R.  ``read`` emits the input of
+    the model's own LM head after the norm.  Without a norm no groups are written.
     """
     plan = program.plan.heads
     own = cut_head(head) if plan.only else head
@@ -52,7 +52,7 @@ def _group(program: Program, x: Floats, norm: Norm, shared: Linear, group: HeadG
             inner = outer
         y = program.floats("split", x.width)
         program.step("split", x=inner.id, base=h.id, n=x.width, times=group.count, out=y.id)
-    if matrices.heads:  # each reads rows of its own
+    if matrices.heads:  # each head reads its own rows
         for at, own in enumerate(matrices.heads):
             program.logits(program.quantize(y, "head", own.weight, rows=2, first=at), own, first=at, raw=True)
     else:

@@ -1,4 +1,4 @@
-"""What operations give while a native program is written: buffers, and values that wait for what reads them."""
+"""Results of operations while a native program is written: buffers, and lazy values that their reader computes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LazyActivation:
     """An activation of a product, times another where there is one, made together where a matrix reads it."""
 
     x: Value
-    parts: tuple[Linear, ...]  # gate and up, or up alone
+    parts: tuple[Linear, ...]  # gate and up, or only up
     activation: Activation
 
 

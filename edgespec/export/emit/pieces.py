@@ -1,4 +1,4 @@
-"""What every graph of stock operators is made of: products, norms, and values chosen by a gate."""
+"""Building blocks of every graph of stock operators: products, norms, and values chosen by a gate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def vector(graph: GraphBuilder, plan: StoragePlan, name: str) -> str:
 
 
 def stacked_bias(graph: GraphBuilder, plan: StoragePlan, parts: Sequence[Linear]) -> str | None:
-    """Name the biases of matrices stacked along n, one behind the other; None if there are none."""
+    """Name the biases of matrices stacked along n, concatenated; None if there are none."""
     if all(part.bias is None for part in parts):
         return None
     if len(parts) == 1:
@@ -130,7 +130,7 @@ class GraphPieces:
         graph.node("Concat", [before, more, after], ["dummies"], axis=0)  # begins, then ends, of three axes
 
     def pad(self, x: str, heads: int) -> str:
-        """x [1, T, heads * head_dim] with dummy rows behind it, if this is a padded graph."""
+        """Append dummy rows to x [1, T, heads * head_dim], if this is a padded graph."""
         if not self.padded:
             return x
         if self.stretched:

@@ -1,8 +1,8 @@
-"""The weight file of a model, planned from shapes alone.
+"""Plan of a model's weight file, computed only from shapes.
 
-Nothing is read, so that a config.json is enough.  The plan is the one truth about what is stored, in which order and
-form: ``fill`` writes by it, graphs and native programs name what it has, and sizes are its end.  ``StockPlan`` is a
-pass over the trace; the program of native operators stores what it names while it is written (``native.py``).
+No tensors are read, so a config.json is enough.  Only the plan defines what is stored, in which order and form:
+``fill`` follows it, graphs and native programs name its entries, and sizes are its end.  ``StockPlan`` is a pass over
+the trace; the program of native operators stores what it names while it is written (``native.py``).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two fo
 
 
 def converted_name(operators: str) -> str:
-    """Name the weight file in the layout of these operators, where the bundle has the other layout.
+    """Name the weight file in the layout of these operators, for a bundle that has the other layout.
 
-    No bundle has a file of that name, so nobody reads the wrong layout; ``edgespec/runtimes/files/repack.py`` makes it
+    No bundle has a file of that name, so a wrong layout is never read; ``edgespec/runtimes/files/repack.py`` makes it
     in the cache.
     """
     return f"model.{operators}.data"
@@ -54,7 +54,7 @@ def converted_name(operators: str) -> str:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies in the weight file."""
+    """Location of a tensor in the weight file."""
 
     offset: int
     length: int
@@ -63,12 +63,12 @@ class Stored:
 
 
 class WeightLayout:
-    """The tensors of a weight file, one behind the other.
+    """Consecutive tensors of a weight file.
 
     Attributes:
         entries: by name, in order.
         end: bytes of the file.
-        file: what graphs call it.
+        file: its name in graphs.
     """
 
     def __init__(self) -> None:
@@ -106,15 +106,15 @@ class Matrix:
 
 
 class StoragePlan(WeightLayout):
-    """What both layouts store alike; see the module.
+    """Common part of both layouts, as the module describes it.
 
     Args:
-        head: of its LM heads, and of the embedding tied to one.
+        head: format of its LM heads, and of the embedding tied to one.
 
     Attributes:
         contents: what is stored, in order: tensors of the checkpoint, and tables by the name of their rotation.
         matrices: by the names of their parts, joined by ``+``.
-        inline: bytes of what sits inside the graph's file instead, by name.
+        inline: bytes that are stored inside the graph's file instead, by name.
         stacked: biases of matrices stacked along n, by the name that they have together.
     """
 
@@ -151,7 +151,7 @@ class StoragePlan(WeightLayout):
         return self.head_form if is_head(name, self.arch) else self.form
 
     def file_kind(self, name: str) -> Packing | None:
-        """How a matrix of a file is packed as it is; None = there is no kind for its type, and it becomes int8."""
+        """Return how a matrix of a file is packed as it is; None = its type has no packing, and it becomes int8."""
         rows = self.arch.source.blocks(name)
         return None if rows is None else FILE_KINDS.get(rows.type)
 
@@ -242,7 +242,7 @@ def stacked_name(names: Any) -> str:
 
 
 class StockPlan(StoragePlan, Pass[None]):
-    """What stock operators read, in their layout: every operation stores at once, in the order of the trace."""
+    """Plan of the weights in the layout of stock operators: operations store at once, in the order of the trace."""
 
     handled_fields: ClassVar[dict[type, str]] = Shapes.handled_fields
 

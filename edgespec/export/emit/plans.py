@@ -35,7 +35,7 @@ def storage_plans(
     Args:
         arch: the model, with the tensors of its heads; its own tensors have the shapes that config.json implies.
         head: of its LM heads; None = ``form``.
-        written: the layout that the bundle has; the other one's file has a name of its own.  None = either is written.
+        written: layout of the bundle; the other layout's file gets a separate name.  None = either is written.
     """
     trace, plan = arch.trace(), heads or HeadPlan()
     native = NativePlan(arch, form, head or form, plan, fine)
@@ -51,9 +51,9 @@ def storage_plans(
 
 
 def index_text(plans: Plans) -> str:
-    """Say where each tensor lies in either layout, and which matrices differ between them, as JSON.
+    """Describe as JSON the location of each tensor in either layout, and the matrices that differ between them.
 
-    With it a bundle's weights can be converted without looking into its graphs.
+    With it a bundle's weights can be converted without reading its graphs.
     """
     packed = {name: asdict(matrix.packed) for name, matrix in plans["native"].matrices.items() if matrix.packed}
     entries = {

@@ -1,7 +1,7 @@
 """The program of a ``Decoder`` node (edgespec/runtimes/native/steps.inl): steps, buffers, gates and weights.
 
-A program is written from shapes alone, and the plan stores what it names, in that order.  ``native_graph`` reads the
-small tensors and puts the node down.
+A program is written only from shapes, and the plan stores what it names, in that order.  ``native_graph`` reads the
+small tensors and adds the node.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Program:
         self._steps.append((op, {key: value for key, value in fields.items() if value is not None}))
 
     def gated(self, index: int, body: Callable[[], None], other: int | None = None) -> None:
-        """Put the steps that ``body`` adds behind a gate, or behind two of which one is enough."""
+        """Put the steps that ``body`` adds behind a gate; with ``other``, either of two gates runs them."""
         outer, self._steps = self._steps, []
         body()
         inner, self._steps = self._steps, outer
@@ -203,7 +203,7 @@ class Program:
         return self.inputs.setdefault(name, len(self.inputs))
 
     def text(self) -> str:
-        """Write the program down; reads the numbers that stand in it."""
+        """Write the program as text; reads the numbers that it contains."""
         return "\n".join([*self._declared, *(self._line(op, fields) for op, fields in self._steps)])
 
     def _line(self, op: str, fields: dict[str, Field]) -> str:
@@ -217,7 +217,7 @@ class Program:
 
 
 class NativePlan(StoragePlan):
-    """What native operators read, packed as they read it.
+    """Plan of the weights in the layout of native operators.
 
     Attributes:
         program: over these weights.
@@ -272,7 +272,7 @@ class NativePlan(StoragePlan):
         )
 
     def place_low(self) -> None:
-        """Place the low planes behind everything else: who reads high ones alone touches no page of them."""
+        """Place the low planes last, so that runs that read only high planes never page them in."""
         align: int | None = None
         for name, nbytes in self._low.items():
             self.add(name, (nbytes,), np.uint8, align)

@@ -1,9 +1,9 @@
-"""The decoder with the ports of transformers' ONNX exports, which every program knows.
+"""The decoder with the inputs and outputs of transformers' ONNX exports, which every program knows.
 
 ``input_ids``, ``attention_mask`` and ``position_ids`` go in with ``past_key_values``; ``logits`` of all rows come out
-with ``present``.  Past and present are tensors of their own, the second one longer, or one buffer bound as both, which
-the operator updates in place.  The edgespec runtime uses other graphs: these ports have no place for what strict mode
-and guesses need (docs/guides/open.md).
+with ``present``.  Past and present are separate tensors, the second one longer, or one buffer bound as both, which the
+operator updates in place.  The edgespec runtime uses other graphs, because these have no inputs for strict mode and
+draft trees (docs/guides/open.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StandardAttention(AttentionEmitter):
 
 
 class StandardOps(GraphOps):
-    """Emits a decoder for one chain of rows, behind ``attention_mask`` [1, P] of ones: P is past + T."""
+    """Emits a decoder for one chain of rows, after an ``attention_mask`` [1, P] of ones: P is past + T."""
 
     rows = "T"
     attention_of = StandardAttention

@@ -36,14 +36,14 @@ class GraphOps(GraphPieces, Pass[str]):
                      -> Gather(rows) -> norm -> LM head -> logits
 
     A padded graph gives attention one dummy row more than it has tokens: the operator's one-row kernel (and the one for
-    a row left over after blocks of 16) rounds differently, every other operator computes a row independently of
-    other rows (docs/dev/runtime.md).  The dummy's KV is after the pass's rows; the next pass overwrites it.  Wide heads
-    need more dummies where the text is short: as many as `position_ids` has rows beyond `input_ids`.  Residuals are
-    plain Adds, so that the gated and the ungated graph give the same bits.
+    a row left over after blocks of 16) rounds differently, every other operator computes a row independently of other
+    rows (docs/dev/runtime.md).  The dummy's KV is after the pass's rows; the next pass overwrites it.  Wide heads need
+    more dummies where the text is short: as many as `position_ids` has rows beyond `input_ids`.  Residuals are plain
+    Adds, so that the gated and the ungated graph give the same bits.
 
-    With ``hidden`` the residual stream is an output, and with gate_embed off it is an input, ``hidden_in``, in place of
-    the embedded ids: layers can be run apart, and with all of them off only what comes after them runs: the LM head, or
-    a group of heads (emit_heads.py).
+    With ``hidden`` the residual stream is an output.  With gate_embed off it is also an input, ``hidden_in``, in place
+    of the embedded ids, so that layers can run separately.  With all layers off only the rest runs: the LM head, or a
+    group of heads (emit_heads.py).
     """
 
     handled_fields: ClassVar[dict[type, str]] = {
@@ -78,7 +78,7 @@ class GraphOps(GraphPieces, Pass[str]):
                 self.graph.output(f"present.{layer}.{name}", FLOAT, self.present_dims)
         self._attention = self.attention_of(self, [arch.rule(layer) for layer in self.layers])
         self._kv_names: tuple[str, str] = ("", "")
-        self._taps: dict[int, str] = {}  # the residual stream after so many layers
+        self._taps: dict[int, str] = {}  # the residual stream by the number of layers before it
 
     @property
     def layers(self) -> Sequence[int]:

@@ -1,1 +1,1 @@
-"""What the manifest says of a bundle, measured on its graphs."""
+"""Measurements of a bundle's graphs, for its manifest."""

@@ -1,17 +1,17 @@
-"""How often the target accepts a draft, measured exactly and many positions at a time.
+"""Measure how often the target accepts a draft, exactly and many positions at a time.
 
-Appended rows make it cheap.  The target's KV holds a text.  For each sampled position p a short chain is run in slots
-AFTER the text, with the positions p, p+1, ... and a mask that shows it the text before p and itself alone:
+Appended rows make it cheap.  The target's KV cache holds a text.  For each sampled position p a short chain runs in
+slots AFTER the text, with the positions p, p+1, ... and a mask that shows it only the text before p and its own rows:
 
 ::
 
-    slots:    text[0] ... text[p-1] | text[p] ...  | root  d1  d2 | root' d1' ...
-    root:        1    ...     1     |    0    ...  |  1    0   0  |  0 ...
-    d1:          1    ...     1     |    0    ...  |  1    1   0  |  0 ...
+   slots:    text[0] ... text[p-1] | text[p] ...  | root  d1  d2 | root' d1' ...
+   root:        1    ...     1     |    0    ...  |  1    0   0  |  0 ...
+   d1:          1    ...     1     |    0    ...  |  1    1   0  |  0 ...
 
-Every row sees exactly what it would see in the real loop: the full model's KV of the committed prefix, and the
-draft's own KV of the chain.  One pass scores all positions.  (One gated pass over a whole text would let the draft
-read its own KV of the prefix: it ranks skip sets wrongly.)
+Every row sees exactly what it would see in the real loop: the full model's KV of the committed prefix, and the draft's
+own KV of the chain.  One pass scores all positions.  (One gated pass over a whole text would let the draft read its own
+KV of the prefix: it ranks skip sets wrongly.)
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ChainScorer:
         return np.concatenate(found)
 
     def passes(self, slot: Slot, depth: int, skip: SkipSet | None = None, hidden: bool = False) -> Iterator[Output]:
-        """Run the first ``depth`` rows of all chains, as many chains a pass as fit; rows stand chain by chain."""
+        """Run the first ``depth`` rows of all chains, as many chains per pass as fit; a chain's rows are adjacent."""
         slot.prefill(self.tokens[slot.follow(self.tokens) :])
         room = slot.model.facts.context + slot.model.part.headroom - len(self.tokens)
         batch = max(1, min(MAX_ROWS, room) // depth)
@@ -105,7 +105,7 @@ class ChainScorer:
             at = self.positions[start : start + batch]  # [p]
             rows = np.arange(len(at) * depth).reshape(len(at), depth)
             parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
-            # a draft of fewer rows never guesses a token beyond them, so nothing after one counts
+            # a draft with a smaller vocabulary never proposes a larger token id, so nothing after one counts
             chains = np.minimum(self.chains[start : start + batch, :depth], slot.vocab_size - 1)
             yield slot.run(Pass(chains.ravel(), parents.ravel(), 0, hidden, visible=np.repeat(at, depth), skip=skip))
 

@@ -40,7 +40,7 @@ class Reading:
     """One of them."""
 
     words: str  # what is other
-    tapped: tuple[int, ...]  # which boundaries of the target are looked at, in order
+    tapped: tuple[int, ...]  # boundaries of the target that are tapped, in order
     # attributes of the architecture, by name; ``source`` is another checkpoint
     flags: Mapping[str, Any] = field(default_factory=dict)
     mask: int | None = None  # the token that stands for a guess of a block; None = as it was read
@@ -105,14 +105,14 @@ def _others_looked_at(first: Reading, layers: int, key: str, least: int) -> list
 
 
 def _without_one(arch: Mtp) -> ExtendedCheckpoint:
-    """Its checkpoint with norms of its own that multiply by what is stored: a converter has added the 1 already."""
+    """Return its checkpoint with its own norms reduced by 1, for a converter that has already added the 1."""
     own = [name for name, shape in arch.tensors.items() if len(shape) == 1 and name.endswith("norm.weight")]
     own.remove(f"{TARGET_NORM}.weight")
     return ExtendedCheckpoint(arch.source, {name: held(arch.source.read(name) - np.float32(1)) for name in own})
 
 
 FORMATS: tuple[Format, ...] = "fp32", "int8", "int4"  # that guesses are compared in
-ROWS = 16  # of the embedding, by which its scale is known
+ROWS = 16  # of the embedding, to measure its scale
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Trials:
 
     drafter: Drafter  # what was read
     choice: WeightChoice  # how the bundle stores it
-    beside: Path  # what temporary files lie beside
+    beside: Path  # temporary files are stored next to this path
     target: Slot  # the written target; its slot is overwritten
     texts: Sequence[Text]  # that it wrote, with what the drafter looks at
 
@@ -168,7 +168,7 @@ class Trials:
         return self._shares(choice, [first])[first.words]
 
     def _shares(self, choice: WeightChoice, readings: Sequence[Reading]) -> dict[str, float]:
-        """By words; it is written once for all readings that differ in what it is given alone."""
+        """Measure acceptance by name of the reading; readings that differ only in input share one written drafter."""
         arch, found = self.drafter.arch, dict[str, float]()
         rest = list(readings)
         while rest:

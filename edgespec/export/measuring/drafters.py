@@ -1,7 +1,7 @@
-"""How often the target accepts a drafter's guesses, on text that the target writes itself, as written into the bundle.
+"""Measure how often the target accepts a drafter's tokens, on text that the target generates.
 
-Nothing raises an error where a drafter is read in another way than it was trained: it only guesses worse.  So it is
-measured, and one near chance is refused, with what would help among the settings that checkpoints get wrong.
+A drafter that is read differently from its training raises no error: it only drafts worse.  So its acceptance is
+measured.  A drafter near chance is refused, and the message names settings that checkpoints often get wrong.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from edgespec.runtimes.slots.slot import Slot
 
 @dataclass(frozen=True)
 class MeasuredDrafter:
-    """What was found."""
+    """Measured acceptance and times of a drafter."""
 
     acceptance: Acceptance  # of chains
     step_ms: float  # of a draft step
-    first_ms: float  # of a round's first, which reads what was accepted before, too
+    first_ms: float  # of a round's first step, which also reads the tokens accepted before
     at_once: bool = False  # all guesses are made in one step
-    notes: list[str] = field(default_factory=list)  # for people
+    notes: list[str] = field(default_factory=list)  # messages for the user
 
     def method(self, costs: StepCosts, text: dict[str, Any]) -> MethodPart:
         """Return the manifest's entry."""

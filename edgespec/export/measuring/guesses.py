@@ -1,4 +1,4 @@
-"""Texts that a target writes itself, and how often it accepts a drafter's guesses along them."""
+"""Generate texts with a target, and measure how often it accepts a drafter's tokens along them."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def tapped(target: Slot, texts: Sequence[Text], at: Sequence[int]) -> list[Text]
 def accepted(
     target: Slot, slot: Slot, part: ModelPart, texts: Sequence[Text], most: int = GAMMA, scale: float = 1.0
 ) -> Acceptance:
-    """Of chains of so many guesses, or blocks, along texts that the target wrote.
+    """Measure the acceptance of chains of ``most`` draft tokens, or of blocks, along texts that the target generated.
 
     Args:
         target: its slot is overwritten.
-        scale: what embeddings of tokens are multiplied by.
+        scale: factor of token embeddings.
     """
     block, reads = decoder_of(part).block, bool(decoder_of(part).reads)
     gamma = min(GAMMA, block - 1) if block else most  # what a block guesses first depends on its size
@@ -87,9 +87,10 @@ class _Run:
         self.cache = draft_cache_of(target, slot)
 
     def chain(self, pending: int, taps: NDArray[np.float32], rows: int) -> list[int]:
-        """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept.
+        """Draft after a pending token, from the taps [k * hidden] of the token before it, whose entry stays in the
+        cache.
 
-        An assistant reads the target's keys of so many ``rows`` instead.
+        An assistant reads the target's keys of the first ``rows`` tokens instead.
         """
         given, guesses, kept = self.given([pending], taps[None]), list[int](), len(self.slot.tokens) + 1
         reads = self.decoder.reads
@@ -119,7 +120,7 @@ class _Run:
         return self.cache.greedy(self.given(rows, np.zeros((1, 0), np.float32)), pending, self.gamma)
 
     def absorb(self, given: NDArray[np.float32]) -> None:
-        """Append rows [n, columns], after which nothing is guessed."""
+        """Append rows [n, columns] without drafting after them."""
         self.slot.run(Pass(scored=0, read=True, inputs=given, fused=True))
 
     def given(self, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -132,7 +133,7 @@ class _Run:
 
 
 def _continued(target: Slot, prompt: Sequence[int]) -> Text:
-    """Return a text that the target goes on with greedily, and what is tapped of it, [tokens - 1, k * hidden]."""
+    """Return a greedy continuation by the target, and its taps [tokens - 1, k * hidden]."""
     text, taps = list(prompt), []
     target.follow([])
     rows = text
@@ -147,7 +148,7 @@ def _continued(target: Slot, prompt: Sequence[int]) -> Text:
 
 
 def streams(target: Slot, text: Sequence[int], boundaries: Collection[int]) -> dict[int, Array]:
-    """Return the residual stream [T, hidden] after so many layers, by boundary; the slot is overwritten."""
+    """Return the residual stream [T, hidden] at each boundary, a number of layers; the slot is overwritten."""
     tokens = np.asarray(text, np.int64)
     target.follow([])
     target.reserve(len(text))

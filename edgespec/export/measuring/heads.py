@@ -1,4 +1,4 @@
-"""How often trained heads guess what the exported model writes, and what the manifest says of methods with them."""
+"""Measure how often trained heads predict the exported model's text, and describe their methods for the manifest."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from edgespec.formulas.tree import best_tree
 from edgespec.runtimes.files.manifest import HeadGroup, Measured, MethodPart
 from edgespec.runtimes.slots.slot import Slot
 
-TOP = 10  # guesses of a head that are looked at
-FLIGHT = 8  # most tokens that leave by exits before the rest of the layers runs
+TOP = 10  # candidates of a head that are compared
+FLIGHT = 8  # maximum tokens that leave by exits before the rest of the layers runs
 DOUBT = 8  # positions, taken to be wrong, that are counted with the measured ones
 
 
@@ -31,7 +31,7 @@ def head_ranks(slot: Slot, scorer: ChainScorer, group: HeadGroup) -> tuple[list[
     """
     chains, gamma = scorer.chains, scorer.gamma  # [P, gamma + 1]
     count = min(group.count, gamma - 1)
-    depth = gamma - count  # rows of each chain for which all these heads' tokens are known
+    depth = gamma - count  # rows of each chain that are followed by known tokens for all these heads
     guesses = _guesses(slot, scorer, group.name, depth)  # [count of group, P, depth, TOP]
     right = np.stack(
         [guesses[i] == chains[:, i + 2 : i + 2 + depth, None] for i in range(count)]
@@ -43,7 +43,7 @@ def head_ranks(slot: Slot, scorer: ChainScorer, group: HeadGroup) -> tuple[list[
 
 
 def _guesses(slot: Slot, scorer: ChainScorer, group: str, depth: int) -> NDArray[np.int64]:
-    """int64 [count, P, depth, TOP]: what the heads guess behind each row of each chain."""
+    """Return the heads' candidates after each row of each chain, int64 [count, P, depth, TOP]."""
     found = []
     for output in scorer.passes(slot, depth, hidden=True):
         assert output.hidden is not None
@@ -55,7 +55,7 @@ def _guesses(slot: Slot, scorer: ChainScorer, group: str, depth: int) -> NDArray
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """What each exit said along the model's own greedy text."""
+    """Predictions of each exit along the model's own greedy text."""
 
     layers: tuple[int, ...]  # of each exit, ascending
     confidence: NDArray[np.float64]  # float [exits, N], its probability of its likeliest token
@@ -123,10 +123,10 @@ def confident(logits: NDArray[np.float32] | None, tokens: NDArray[np.int64] | No
 
 @dataclass(frozen=True)
 class ExitChoice:
-    """Exits that pay best, by what was recorded."""
+    """Exits with the highest predicted speed, by what was recorded."""
 
     layers: tuple[int, ...]  # of the exits to ask
-    threshold: float  # confidence from which one is taken
+    threshold: float  # minimum confidence to take an exit
     speedup: float  # predicted over plain decoding
     acceptance: float  # share of taken exits that were right
     taken: float  # share of tokens that left by an exit
@@ -181,7 +181,7 @@ def _along(record: ExitRecord, which: tuple[int, ...], threshold: float, plain_m
 
 
 MOST_NODES = 16
-WRITTEN, STARTS = 24, 4  # tokens that exits are recorded on, from so many places
+WRITTEN, STARTS = 24, 4  # tokens per text that exits are recorded on, and the number of texts
 
 Note = Callable[[list[float], int], Measured]
 

@@ -21,21 +21,21 @@ from edgespec.runtimes.ort.session import default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
 
 LOGITS = 1 << 23  # of a sequence: they bound the positions that are compared
-LEAST_POSITIONS = 64  # of a sequence, whatever the vocabulary
+LEAST_POSITIONS = 64  # of a sequence, for any vocabulary size
 ROWS = 256  # that a thread rounds at once
 
 Figures = dict[str, dict[str, float]]  # by text: positions, kl, top1_agreement
 
 
 class HeldOut:
-    """Texts, and what the unquantized model says of them.
+    """Texts, and the unquantized model's predictions for them.
 
     Args:
         arch: the model in float32.
-        texts: by name, sequences int64 [S, T], each from an empty past; a model is compared on each text alone.
-        progress: told how many sub-layers are done, of how many.
-        sources: int64 [S, R] or float32 [S, R, columns], what the encoder of an encoder-decoder reads beside each
-            sequence of all texts.
+        texts: by name, sequences int64 [S, T], each from an empty past; a model is compared on each text separately.
+        progress: called with the number of finished sub-layers, and of all.
+        sources: int64 [S, R] or float32 [S, R, columns], input of the encoder of an encoder-decoder for each sequence
+            of all texts.
     """
 
     def __init__(

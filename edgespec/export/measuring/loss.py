@@ -30,7 +30,7 @@ from edgespec.export.quantization.reference import SequenceOps, reference_rows
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.formats import Format
 
-TEXTS, LENGTH = 2, 192  # sequences that are compared, and the most tokens of each
+TEXTS, LENGTH = 2, 192  # sequences that are compared, and maximum tokens of each
 FEW_TEXTS, SHORT = 1, 128  # the same of a model that is only estimated
 LOGITS = 1 << 26  # the most values of the logits of all compared positions: they bound the positions
 MEASURED = 300_000_000  # parameters: rounding more of them takes more than half a minute on two cores
@@ -43,7 +43,7 @@ class Loss:
     """Quality loss of a format on a text."""
 
     perplexity: float  # relative change: .01 = one percent more; may be negative, as texts are short
-    kl: float  # divergence of its predictions from the source's, nats a token
+    kl: float  # divergence of its predictions from the source's, nats per token
     positions: int  # that were compared; 0 = nothing is lost by definition
     estimated: bool = False
 

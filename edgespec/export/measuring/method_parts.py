@@ -1,4 +1,4 @@
-"""What the manifest says of every method: acceptance, costs and skip sets, measured on the written graphs."""
+"""Measure every method on the written graphs: acceptance, costs and skip sets for the manifest."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class MethodMeasurer:
         methods: all of the bundle.
         operators, threads: that graphs are opened with.
         trials, seed: of the search for a skip set.
-        planes: whether a draft may read high planes alone; graphs for devices have none.
-        keep_search: folder for the state of an interrupted search; None = nowhere.
+        planes: whether a draft may read only high planes; graphs for devices have none.
+        keep_search: folder for the state of an interrupted search; None = it is not kept.
         given_skip: instead of a search.
-        text: what is measured on.
-        model: what tells this search from others: its state may be kept in a file.
-        progress: told of every stage.
+        text: for all measurements.
+        model: distinguishes this search from others, because its state may be kept in a file.
+        progress: called at every stage.
     """
 
     methods: list[str]
@@ -163,7 +163,7 @@ def _chains(target: Slot, tokens: list[int], positions: int = POSITIONS) -> Chai
 
 
 def _scored(draft: Slot, chains: ChainScorer) -> str | None:
-    """Return what a draft's cut LM head leaves out of the target's own text; None = it is whole."""
+    """Describe how much of the target's text a draft's cut LM head covers; None = the head is whole."""
     if not draft.model.part.cut or draft.head_tokens is None:
         return None
     share = np.isin(chains.chains[:, 1:], draft.head_tokens).mean()

@@ -1,8 +1,8 @@
-"""Eight bits for the parts of an int4 model that need them most, under a budget of bytes or of divergence.
+"""Eight bits for the parts of an int4 model that need them most, under a limit of bytes or of divergence.
 
-Every attention, every MLP, the LM head and an embedding that is not tied to it are rounded alone, and what that does to
-the predictions is measured on a text (``variants.py``).  Parts become int8 in the order of what a byte saves.  For a
-goal of divergence, growing beginnings of that order are measured, too: errors do not quite add up.
+Every attention, every MLP, the LM head and an embedding that is not tied to it are rounded one at a time, and the
+effect on the predictions is measured on a text (``variants.py``).  Parts become int8 in the order of gain per byte.
+For a limit of divergence, prefixes of that order are also measured: errors do not quite add up.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Progress = Callable[[int, int], None]  # sub-layers done, of
 
 @dataclass(frozen=True)
 class BitAllocation:
-    """What was chosen."""
+    """Chosen formats of a model's parts."""
 
     choice: WeightChoice  # how matrices are stored
     facts: dict[str, Any]  # for the manifest
-    note: str  # for people
+    note: str  # message for the user
 
 
 class Mixer:
     """Chooses the parts of a model that become int8.
 
     Args:
-        choice: int4 or int4-64; a head format of its own leaves the LM head out.
-        read: [1, S, width], what an encoder gave; its own parts stay int4, and their bytes, ``beside``, count.
+        choice: int4 or int4-64; if it sets a head format, the LM head is left out.
+        read: [1, S, width], output of an encoder; the encoder's parts stay int4, and their bytes, ``beside``, count.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Mixer:
         self._rounded = Rounded(arch.source, frozenset().union(*parts.names.values()), quantizer,
                                 BLOCKS[choice.format])  # fmt: skip
         self._tokens = list(tokens[:TOKENS])
-        self._rows = list(range(len(self._tokens) // 4, len(self._tokens)))  # behind a beginning to go by
+        self._rows = list(range(len(self._tokens) // 4, len(self._tokens)))  # rows that have enough context
         self._known: dict[str, float] = {}
 
     def allocate_for_size(self, size: int) -> BitAllocation:
@@ -93,7 +93,7 @@ class Mixer:
         return self._made(fine, alone)
 
     def estimate_text(self, size: int | None) -> str:
-        """Say in words what is known before measuring; ``size``: bytes that were asked for; None = a divergence was."""
+        """Describe the choice before measuring; ``size``: requested bytes, or None for a requested divergence."""
         if size is not None:
             self._check(size)
         most = self.bytes(self.parts)
@@ -123,7 +123,7 @@ class Mixer:
         return self._made(ranked[:count], alone, {"divergence_by_bytes": curve})
 
     def bytes(self, fine: Iterable[str]) -> int:
-        """Of the weight files with these parts in int8."""
+        """Count the bytes of the weight files with these parts in int8."""
         made = self._choice(fine)
         return storage_plans(self.arch, made.format, made.head, self.plan, made.fine)[self.layout].end + self._beside
 
@@ -133,7 +133,7 @@ class Mixer:
         return replace(self.choice, head="int8" if head in names else self.choice.head, fine=names - {head})
 
     def _alone(self, runs: int) -> dict[str, float]:
-        """Divergence with each part alone in 4 bits."""
+        """Measure the divergence with only one part in 4 bits, for each part."""
         if not self._known:
             found = self._measure([Choice({part}) for part in self.parts], 1, runs)
             self._known = dict(zip(self.parts, found, strict=True))
@@ -176,7 +176,7 @@ class _Parts(StockPlan):
     """Names of the matrices in blocks of each part of a model.
 
     Attributes:
-        names: by part, in the order of the model: first an embedding of its own, last the LM head.
+        names: by part, in the order of the model: first an untied embedding, last the LM head.
     """
 
     def __init__(self, arch: Architecture, form: Format) -> None:

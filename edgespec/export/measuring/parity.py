@@ -103,7 +103,7 @@ def compare_logits(
 
 
 def plain_logits(slot: Slot, tokens: list[int], rows: NDArray[np.int64]) -> NDArray[np.float32]:  # [R, vocab]
-    """Logits of the rows of a text, each computed in a pass of its own."""
+    """Compute the logits of rows of a text, each in a separate pass."""
     found = []
     for row in rows.tolist():
         same = slot.follow(tokens[:row])
@@ -117,7 +117,7 @@ def error_by_layer(errors: Errors, layers: int) -> list[float]:
     groups: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
     for name, sums in errors.items():
         words = name.split(".")
-        if "layers" in words[:-1]:  # heads have numbers, too
+        if "layers" in words[:-1]:  # names of heads also contain numbers
             groups[int(words[words.index("layers") + 1])].append(sums)
     return [relative_error(group) for group in groups]
 

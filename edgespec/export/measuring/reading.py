@@ -1,4 +1,4 @@
-"""What an export gives an encoder-decoder to read, so that its decoder can be compared and timed."""
+"""Input for an encoder-decoder's encoder, so that an export can compare and time its decoder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 
 MOST = 256  # rows of the source
-LEAST = 64  # tokens that are compared: what stands behind an end is not what a model was made to write
+LEAST = 64  # tokens that are compared; a model was not trained to continue after an end of text
 Array = NDArray[np.float32]
 
 
@@ -33,7 +33,7 @@ class Reading:
     form: TextForm  # of the model's texts
     content: list[int] | Array  # token ids, or rows of features float32 [S, columns]
     begin: list[int]  # token ids
-    around: tuple[list[int], list[int]] = ([], [])  # what stands before and behind the words of a source of tokens
+    around: tuple[list[int], list[int]] = ([], [])  # tokens before and after the words of a source of tokens
     _rows: Array | None = field(default=None, repr=False)  # what the target's encoder gave
 
     def attend(self, folder: Path, part: ModelPart, slot: Slot, threads: int | None) -> None:
@@ -50,7 +50,7 @@ class Reading:
         slot.attend(Memories(slot.model, 1).fill(own, b"measured"))
 
     def written(self, slot: Slot, count: int, eos: Collection[int]) -> list[int]:
-        """Let a model write at most ``count`` tokens about the source greedily; from ``LEAST`` on it may end."""
+        """Generate at most ``count`` tokens about the source greedily; the text may end after ``LEAST`` tokens."""
         tokens, banned = list(self.begin), [token for token in eos if token < slot.vocab_size]
         slot.follow([])
         slot.prefill(tokens[:-1])
@@ -71,13 +71,13 @@ class Reading:
 def reading(
     arch: Architecture, form: TextForm, codec: TextCodec, text: str, seed: int, sound: Array | None = None
 ) -> Reading:
-    """Choose a source of a text; of a model that hears, a sound or noise.
+    """Choose a source from a text, or for a speech model a recording or noise.
 
     Args:
         arch: the decoder.
         form: of the model's texts.
         codec: of sources.
-        text: what they are taken from.
+        text: for sources of tokens.
         seed: of noise.
         sound: float32 [S, columns].
     """
@@ -93,9 +93,9 @@ def reading(
 
 
 def _longest_line(codec: TextCodec, text: str, most: int) -> list[int]:
-    """Choose the line of a text that has the most tokens, of those that fit; else the text's beginning.
+    """Choose the line of a text with the maximum number of tokens, of those that fit; otherwise the text's beginning.
 
-    A model that was made for sentences would be measured on what it has never met, were it given a page.
+    A page of text would be unlike the training data of a model for sentences.
     """
     lines = [codec.encode(line, special=False) for line in text.splitlines()]
     fitting = [line for line in lines if 0 < len(line) <= most]
@@ -133,7 +133,7 @@ class Sources:
 
 
 def source_rows(read: Reading, codec: TextCodec, text: str, length: int) -> NDArray[np.int64]:  # [S, R]
-    """Cut a text into sources of ``length`` tokens, with what stands around each, as ``reading`` has it."""
+    """Cut a text into sources of ``length`` tokens, each with the prefix and suffix of ``reading``."""
     before, behind = read.around
     words, each = codec.encode(text, special=False), length - len(before) - len(behind)
     found = [[*before, *words[at : at + each], *behind] for at in range(0, len(words) - each + 1, each)]

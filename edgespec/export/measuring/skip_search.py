@@ -1,11 +1,11 @@
-"""Which sub-layers a self-draft should leave out: a search for predicted speed, not for acceptance alone.
+"""Search the sub-layers that a self-draft should skip, for the highest predicted speed rather than acceptance.
 
-2L choices, attention and MLP of each layer apart (Draft & Verify, arXiv 2309.08168): all of it, nothing of it, or,
-where int8 weights have two planes, the high one; and one of the LM head.  The objective is the speed-up that the cost
-formula predicts from measured numbers: acceptance over the full model's KV (acceptance.py), the draft step's cost and
-the verify curve on this machine.  Tree-structured Parzen estimators (optuna) propose sets; sets without single
-sub-layers are scored first, and the greedy sets they suggest warm-start the search.  With planes, all of them begin
-from the high planes of everything.
+There are 2L choices, with separate ones for attention and MLP of each layer (Draft & Verify, arXiv 2309.08168): run it,
+skip it, or, if int8 weights have two planes, read the high plane.  One more choice is for the LM head.  The objective
+is the speed-up that the cost formula predicts from measured numbers: acceptance over the full model's KV
+(acceptance.py), the draft step's cost and the verify curve on this machine.  Tree-structured Parzen estimators (optuna)
+propose sets.  Sets that skip one sub-layer are scored first, and the greedy sets they suggest warm-start the search.
+With planes, all of them start from the high planes of everything.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def read_skip_set(path: Path, layers: int) -> SkipSet:
 
 Progress = Callable[[int, int, str], None]  # done, of, what
 TRIES = 3  # of timing passes on a busy machine
-HIGH = ("high_attention", "high_mlp", "high_head")  # what reading the high planes alone saves
+HIGH = ("high_attention", "high_mlp", "high_head")  # savings from reading only the high planes
 _CUT = "cut_head_"
 LEAST_ROWS = 4096  # of a cut LM head
 SINGLE_GAMMA = 2  # chains of this length rank single sub-layers
-PATIENCE = 8  # proposals that may all be no faster than those before, where none has paid yet
+PATIENCE = 8  # proposals in a row without progress that end a search, if no set is faster than plain decoding
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,19 @@ class StepCosts:
     plain: float  # one row, everything runs
     attention: float  # what leaving out one attention saves; 0 where the graph has no gates
     mlp: float  # what leaving out one MLP saves
-    verify: dict[int, float]  # {rows: milliseconds} of the passes a round makes (as the decoding loop makes them)
+    verify: dict[int, float]  # {rows: milliseconds} of the passes per round, as the decoding loop runs them
     spread: float = 1.0  # of times of equal passes, the upper quartile over the lower
-    others: float = 0.0  # share of the processors that other programs took meanwhile; 0 = not known
-    # what reading the high planes alone of one attention saves; 0 where there are no planes
+    others: float = 0.0  # share of the processors that other programs took during timing; 0 = not known
+    # time saved by reading only the high planes of one attention; 0 without planes
     high_attention: float = 0.0
     high_mlp: float = 0.0  # the same of one MLP
     high_head: float = 0.0  # the same of the LM head
-    # {tokens: what its high plane saves beyond that where it scores these alone}
+    # {tokens: time that its high plane saves beyond that if it scores only these}
     cut_head: dict[int, float] = field(default_factory=dict)
 
     @property
     def busy(self) -> str:
-        """Why these times may be wild, in words; empty = the machine was quiet."""
+        """Why these times may be unreliable, as a message; empty = the machine was quiet."""
         return busy_words(self.spread, self.others)
 
     def draft_ms(self, skip: SkipSet) -> float:
@@ -176,9 +176,9 @@ def _time_steps(slot: Slot, gamma: int, larger: Sequence[int], repeats: int) -> 
 
 
 def cut_sizes(vocab: int) -> list[int]:
-    """List how many tokens, the first of the vocabulary, a self-draft's LM head may score alone.
+    """List candidate sizes of a self-draft's LM head, which scores only the first tokens of the vocabulary.
 
-    Tokenizers learn what is frequent first; how much is lost is measured.
+    Tokenizers learn frequent tokens first; the loss is measured.
     """
     return [vocab // share // 32 * 32 for share in (2, 4, 8) if vocab // share >= LEAST_ROWS]
 
@@ -200,7 +200,7 @@ class SkipSearch:
     Args:
         slot: the full model, gated.
         seed: makes the search reproducible, given the same costs.
-        store: a file that keeps finished trials, so that an interrupted search goes on; None = memory only.
+        store: a file that keeps finished trials, so that an interrupted search can continue; None = memory only.
         planes: whether sub-layers may be read by their high planes.
     """
 
@@ -233,7 +233,7 @@ class SkipSearch:
     def run(self, trials: int, progress: Progress | None = None) -> Candidate:
         """Search; ``trials`` counts the proposals after the 2L single sub-layers.
 
-        Where no set pays, and ``PATIENCE`` proposals in a row are no faster than those before, it stops.
+        It stops early if no set is faster than plain decoding, and ``PATIENCE`` proposals in a row bring no progress.
         """
         import optuna
 
@@ -242,7 +242,7 @@ class SkipSearch:
         study = optuna.create_study(
             direction="maximize", study_name="skip", storage=self._storage(optuna), load_if_exists=True
         )
-        if saved := study.user_attrs.get("costs"):  # an interrupted search goes on with the costs it started from
+        if saved := study.user_attrs.get("costs"):  # an interrupted search continues with the costs it started from
             self.costs = _STEP_COSTS.validate_python(saved)
         else:
             study.set_user_attr("costs", _STEP_COSTS.dump_python(self.costs, mode="json"))
@@ -281,7 +281,7 @@ class SkipSearch:
                    key=lambda one: one.speedup)  # fmt: skip
 
     def _singles(self, study: Any, trials: int, report: Progress) -> dict[SkipSet, float]:
-        """Predicted speed of leaving out each sub-layer alone, and of what all begin from."""
+        """Predict the speed of skipping one sub-layer, for each, and of the common start."""
         layers = [(i,) for i in range(self.layers)]
         alone = [SkipSet(attention=layer) for layer in layers] + [SkipSet(mlp=layer) for layer in layers]
         singles = [self._without(skip) for skip in alone]
@@ -338,11 +338,11 @@ class SkipSearch:
 
 
 def hopeless(tried: Sequence[float], starts: int) -> bool:
-    """Whether a search may stop: the last ``PATIENCE`` proposals brought nothing.
+    """Whether a search may stop because the last ``PATIENCE`` proposals brought no progress.
 
     Args:
         tried: predicted speeds of all proposals, in their order.
-        starts: how many of them were made of the best single sub-layers.
+        starts: how many of them combined the best single sub-layers.
     """
     before, last = tried[:-PATIENCE], tried[-PATIENCE:]
     return len(before) >= starts and bool(before) and max(last) <= max(before)

@@ -1,4 +1,4 @@
-"""What rounding some parts of a model to four bits does to its predictions: many choices in one run over a text."""
+"""Measure how rounding parts of a model to four bits changes its predictions: many choices in one run over a text."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class VariantOps(NumpyOps):
         self.choices, self.rounded = (Choice(), *choices), rounded
         each = None if floats is None else np.broadcast_to(floats, (len(self.choices), *floats.shape[1:]))
         super().__init__(arch, tokens, rows, progress, each)
-        self._differs = np.arange(len(self.choices)) == 0  # [choices], from the exact model; the first is computed, too
+        # [choices], from the exact model; the first choice is computed like the others
+        self._differs = np.arange(len(self.choices)) == 0
         self._coarse = np.zeros(len(self.choices), bool)  # [choices]: this part has 4 bits
         self._given: list[dict[int, tuple[Array, Array]]] = [{} for _ in self.choices]  # see NumpyOps
 

@@ -21,9 +21,9 @@ PICTURE = 96, 128  # pixels
 
 
 def tower_note(sight: VisionEncoderSpec, folder: Path, target: ModelPart, threads: int | None) -> str | None:
-    """Say how far the rows of a picture's first piece are from those of float32 weights; None = they are the same.
+    """Report how far the embeddings of a picture's first piece are from those of float32 weights; None = the same.
 
-    It is computed in numpy, which knows no towers with windows: nothing is said of those.
+    The reference runs in numpy, which does not support encoders with windows: those are not compared.
     """
     tower, image = target.tower, sight.image
     if tower is None or tower.format == "fp32" or image.windows or native_library().path is None:

@@ -1,9 +1,9 @@
 """An ONNX file of optimum: its ports, its tensors, the matrices that can be quantized, and its strict form.
 
-In strict mode no product of two activations ever has a single row. ONNX Runtime multiplies one row by other kernels
-than several where the other factor is computed, too, as in attention's two products; constant matrices are packed,
-and there it does not (docs/dev/runtime.md).  So those products get their last row once more, and lose it again behind
-them.  The rest of the graph still sees the rows of the pass alone.
+In strict mode no product of two activations ever has a single row.  If both factors are computed, as in attention's two
+products, ONNX Runtime multiplies one row by other kernels than several rows.  It packs constant matrices and does not
+do this with them (docs/dev/runtime.md).  So those products repeat their last row, and drop it from the result.  The
+rest of the graph sees only the rows of the pass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Matrix:
     node: int  # its place in the graph's list of nodes
     name: str  # of the node, with ``layers.N`` in front where it belongs to a layer
     weight: str  # the initializer
-    stored_rows: bool  # whether it lies as [n, k] (else [k, n])
+    stored_rows: bool  # whether it is stored as [n, k] (else [k, n])
     n: int  # outputs
     k: int  # inputs
     bias: str | None  # the initializer of a bias [n], if the node adds one
@@ -81,7 +81,7 @@ class ForeignGraph:
         return sum(sizes)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Return an initializer's values; mapped, not read, where they lie beside the graph."""
+        """Return an initializer's values; those outside the graph's file are mapped rather than read."""
         proto = self.initializers[name]
         if proto.data_location != TensorProto.EXTERNAL:
             return np.asarray(numpy_helper.to_array(proto))

@@ -1,4 +1,4 @@
-"""A model whose graph optimum makes, or has made: where it lies, and its facts from config.json and the graph."""
+"""A model whose graph comes from optimum: its location, and its facts from config.json and the graph."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class OptimumModel:
         return model
 
     def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> dict[str, int]:
-        """Bytes of the weight file, alignment apart; without the graph an estimate by the checkpoint's shapes."""
+        """Return the bytes of the weight file, without alignment; without the graph they are estimated from shapes."""
         if self.file is not None:
             graph = ForeignGraph(self.file)
             sizes = {name: tuple(tensor.dims) for name, tensor in graph.initializers.items()}
@@ -111,7 +111,8 @@ class OptimumModel:
             matrices = {name: (shape[0], shape[1]) for name, shape in sizes.items() if len(shape) == 2}
         total = 0
         for name, shape in sizes.items():
-            looked_up = shape[:1] == (self.facts.vocab,) and len(shape) == 2  # stays float32 beside a head tied to it
+            # stays float32, even if the tied LM head does not
+            looked_up = shape[:1] == (self.facts.vocab,) and len(shape) == 2
             if choice.format in BLOCKS and name in matrices:
                 n, k = matrices[name]
                 form = BLOCKS[choice.head if choice.head and n == self.facts.vocab else choice.format]

@@ -1,6 +1,6 @@
-"""A graph of optimum as a part of a bundle: tensors in one weight file, matrices quantized if asked for, parity.
+"""A graph of optimum as a part of a bundle: tensors in one weight file, matrices quantized on request, parity.
 
-The exporter runs in a process of its own: torch's memory goes with it, and so does whatever it prints.
+The exporter runs in a separate process, which frees torch's memory and hides its output.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ _PASS = 64  # rows
 
 
 def foreign_parity(file: Path, part: ModelPart, errors: Errors, slot: Slot, tokens: Sequence[int]) -> dict[str, Any]:
-    """Compare a written graph with the one it was made of, on one text; nothing is compared with the checkpoint.
+    """Compare a written graph with optimum's original, on one text; nothing is compared with the checkpoint.
 
-    Returns the JSON object of ``parity_report``, and ``against``, what the figures are relative to.
+    Returns the JSON object of ``parity_report``, and ``against``, the reference of the figures.
     """
     rows = compared_rows(tokens)
     exact = _graph_logits(file, part, list(tokens), rows, slot.model.threads)
@@ -90,7 +90,7 @@ def foreign_parity(file: Path, part: ModelPart, errors: Errors, slot: Slot, toke
 def _graph_logits(
     file: Path, part: ModelPart, tokens: list[int], rows: NDArray[np.int64], threads: int
 ) -> NDArray[np.float32]:  # [R, vocab]
-    """Logits of the rows of a text by optimum's graph, many rows a pass."""
+    """Compute the logits of the rows of a text by optimum's graph, many rows per pass."""
     original = part.model_copy(update={"format": "fp32", "graphs": {"plain": Graph(file=file.name)}})
     slot = open_slot(Model(file.parent, original, "plain", threads))
     found = []
@@ -219,7 +219,7 @@ def _store(
     quantizer, shape = choice.quantizer.prepare(None), form.stock_shape(matrix.n, matrix.k)
     levels = weights.add(f"{matrix.key}.levels", shape, np.uint8)
     scales = weights.add(f"{matrix.key}.scales", shape[:2], np.float32)
-    kept: list[NDArray[np.float32]] = []  # small beside the levels: kept until those are written
+    kept: list[NDArray[np.float32]] = []  # small compared with the levels: kept until those are written
 
     def rows() -> Iterator[NDArray[np.uint8]]:
         for piece in graph.pieces(matrix):

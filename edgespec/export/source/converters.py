@@ -224,7 +224,7 @@ def converted(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Plai
 
 
 def quantization(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Plain]) -> Settings | None:
-    """Return the quantization settings of a model: of config.json, or of the files that older tools wrote beside it."""
+    """Return a model's quantization settings, from config.json or from the separate files of older tools."""
     text = config.get("text_config")  # of a model for images and text
     inner = text.get("quantization_config") if isinstance(text, dict) else None
     settings = config.get("quantization_config") or config.get("compression_config") or inner

@@ -35,7 +35,7 @@ _LONGEST_NAME = 256  # of a specification
 
 @dataclass(frozen=True)
 class Ct2File:
-    """What a model.bin holds."""
+    """Contents of a model.bin."""
 
     spec: str  # name of the specification, such as ``WhisperSpec``
     revision: int  # of the specification
@@ -131,16 +131,16 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Ct2Tensor:
-    """Some rows of a variable as a tensor of the model that it was converted from.
+    """Rows of a variable as a tensor of the model that it was converted from.
 
     Attributes:
         values: the variable.
-        scale: of its levels, one for each row [n] or one alone []; None = it holds floats.
+        scale: of its levels, one for each row [n] or a single one []; None = it holds floats.
         first: row of the variable where the tensor begins.
-        count: rows of the variable that are its own.
+        count: rows that are taken from the variable.
         before: rows of zeros in front of them.
-        behind: rows of ``filled`` behind them.
-        filled: what those hold.
+        behind: rows of ``filled`` after them.
+        filled: value of those rows.
         flat: whether it is a vector that the model has as a matrix of one row.
     """
 

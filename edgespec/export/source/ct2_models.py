@@ -1,8 +1,8 @@
 """Folders of CTranslate2: faster-whisper's models and translators, as the models that they were converted from.
 
-A folder holds model.bin, a config.json of CTranslate2's own and vocabularies.  What the converter left out is read off
-the variables: Marian is known by its decoder that starts from a zero embedding, T5 by biases of distance, BART and
-mBART by a norm behind their embeddings, Pegasus and M2M-100 (so NLLB) by the sinusoids that they place tokens with.
+A folder holds model.bin, CTranslate2's own config.json and vocabularies.  The variables tell what the converter left
+out: only Marian's decoder starts from a zero embedding, T5 has relative position biases, BART and mBART have a norm
+after their embeddings, and Pegasus and M2M-100 (so NLLB) have sinusoidal positions.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _write(file: Path, value: Any) -> None:
 
 
 class _Model:
-    """What is common to encoder-decoders."""
+    """Common parts of encoder-decoders."""
 
     bias_of_keys = True
 
@@ -161,7 +161,7 @@ class _Model:
         return ACTIVATIONS[kind]
 
     def vocabulary(self, *names: str) -> list[str]:
-        """Read the first of these vocabularies that is there: a list in JSON, or a token a line."""
+        """Read the first existing vocabulary of these names: a JSON list, or one token per line."""
         for name in names:
             if (file := self.folder / f"{name}.json").is_file():
                 found = read_json(file, ExportError, "download it again")
@@ -215,7 +215,7 @@ class _Model:
         return {key: one for key, one in cut.items() if self.bias_of_keys or not key.endswith("k_proj.bias")}
 
     def outside(self) -> dict[str, Stored]:
-        """Name the tensors outside layers, but for norms."""
+        """Name the tensors outside layers, without norms."""
         raise NotImplementedError
 
 

@@ -27,7 +27,7 @@ class Extra:
 
     size: Callable[[], tuple[int, ...]]  # gives its shape; nothing is asked of a checkpoint before
     read: Callable[[slice, slice | None], Floats]  # (rows, columns of a matrix or None) -> that part
-    origins: frozenset[str] = frozenset()  # names of the checkpoint's tensors that it is made of
+    origins: frozenset[str] = frozenset()  # names of the checkpoint's tensors that it is computed from
     blocks: Callable[[], FileRows | None] = lambda: None  # gives its rows as a file has them, if that is what it is
 
     @property
@@ -46,7 +46,7 @@ def taken(source: Checkpoint, names: Mapping[str, str]) -> dict[str, Extra]:
     found: dict[str, Extra] = {}
     for ours, theirs in names.items():
         for kind in ("weight", "bias"):
-            # asked for in vain, the checkpoint's own name is the one to complain about
+            # if neither exists, the error should name the checkpoint's own tensor
             if source.has(f"{theirs}.{kind}") or (kind == "weight" and not source.has(f"{ours}.{kind}")):
                 found[f"{ours}.{kind}"] = original(source, f"{theirs}.{kind}")
     return found
@@ -154,7 +154,7 @@ def flat(of: Extra) -> Extra:
 
 
 def made_of(of: Extra, shape: tuple[int, ...], make: Callable[[Floats], Floats], *others: Extra) -> Extra:
-    """Make a tensor of a small one, which is read whole; ``others``: that ``make`` reads, too."""
+    """Make a tensor from a small one, which is read whole; ``others``: more tensors that ``make`` reads."""
 
     def read(rows: slice, columns: slice | None) -> Floats:
         found = make(of.read(slice(None), None))
@@ -164,7 +164,7 @@ def made_of(of: Extra, shape: tuple[int, ...], make: Callable[[Floats], Floats],
 
 
 def taps(of: Extra, order: Ids | None = None) -> Extra:
-    """Lay out the taps of a convolution, [hidden, 1, length], as [length * hidden]; ``order``: int64 [hidden]."""
+    """Transpose the taps of a convolution, [hidden, 1, length], to [length * hidden]; ``order``: int64 [hidden]."""
 
     def read(rows: slice, columns: slice | None) -> Floats:
         found = of.read(slice(None), None)[:, 0]
@@ -179,7 +179,7 @@ def exponential(of: Extra) -> Extra:
 
 
 class Overlay(Checkpoint):
-    """A checkpoint and more tensors, which may stand in for its own; ``index`` is the checkpoint's alone."""
+    """A checkpoint with more tensors, which may replace its own; ``index`` lists only the checkpoint's."""
 
     def __init__(self, base: Checkpoint, extra: Mapping[str, Extra]) -> None:
         super().__init__(base.path, base.config, notes=base.notes)
@@ -205,11 +205,11 @@ class Overlay(Checkpoint):
 
 
 class ExtendedCheckpoint(Overlay):
-    """A checkpoint with trained heads or a cut LM head beside its own tensors."""
+    """A checkpoint with additional tensors, such as trained heads or a cut LM head."""
 
 
 def extended(source: Checkpoint, extra: Mapping[str, Extra]) -> ExtendedCheckpoint:
-    """Put tensors beside a checkpoint's, and beside those that it has been extended by."""
+    """Add tensors to a checkpoint, which may already be extended."""
     if isinstance(source, ExtendedCheckpoint):
         return ExtendedCheckpoint(source.base, {**source.extra, **extra})
     return ExtendedCheckpoint(source, extra)
@@ -219,5 +219,5 @@ class DerivedCheckpoint(Overlay):
     """A checkpoint seen through an architecture: ``extra`` replaces and adds tensors."""
 
     def origins(self, name: str) -> frozenset[str]:
-        """Names of the checkpoint's tensors behind a tensor."""
+        """Return the names of the checkpoint's tensors that a tensor is computed from."""
         return self.extra[name].origins if name in self.extra else frozenset({name})

@@ -182,7 +182,7 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
 
 
 def _refuse(facts: Facts, tensors: Mapping[str, Stored]) -> None:
-    """Refuse what is no decoder of texts, or no whole one."""
+    """Reject files of other models than text decoders, and incomplete ones."""
     file = facts.file
     if facts.get("expert_count"):
         raise UnsupportedModel(f"{file}: a mixture of experts is not supported for {facts.architecture}", REBUILD)
@@ -227,7 +227,7 @@ def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, A
         return llama3_scaling(facts.file, factors, config["rope_theta"], config["max_position_embeddings"])
     kind = str(facts.get("rope.scaling.type", "linear"))  # as in llama.cpp, a factor without a type is linear
     factor = float(facts.get("rope.scaling.factor", facts.get("rope.scale_linear", 1.0))) or 1.0
-    grown = float(facts.get("rope.scaling.attn_factor", 1.0))  # of scores, beside what yarn does to them
+    grown = float(facts.get("rope.scaling.attn_factor", 1.0))  # of scores, in addition to yarn's own factor
     if kind != "yarn" and grown != 1:
         raise UnsupportedModel(
             f"{facts.file}: {facts.architecture}.rope.scaling.attn_factor {grown:g} is supported for yarn alone, and "
@@ -292,7 +292,7 @@ def _gemma2(facts: Facts) -> dict[str, Any]:
         if facts.get(key, usual) != usual:
             raise UnsupportedModel(f"{facts.file}: gemma2.{key} other than {usual} is not supported", REBUILD)
     query = facts.number("embedding_length") // heads if large else facts.number("attention.key_length", 256)
-    return _gemma(facts) | {  # the 27B model alone scales queries by another size than the head's
+    return _gemma(facts) | {  # only the 27B model scales queries by another size than the head's
         "query_pre_attn_scalar": query,
         "attn_logit_softcapping": facts.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": facts.number("final_logit_softcapping", 30.0),
@@ -472,6 +472,6 @@ def _ends(metadata: Metadata, tokens: list[str]) -> tuple[str | None, str | None
 
 
 KINDS = {"gpt2": _byte_level, "llama": _sentencepiece, UGM: _sentencepiece}
-"""What describes a tokenizer, by llama.cpp's name of its kind."""
+"""Reader of a tokenizer's description, by llama.cpp's name of the tokenizer's kind."""
 TOKEN_BYTES = {"gpt2": 75, "llama": 127, UGM: 60}
 """Bytes of tokenizer.json a token: in those of Qwen 2.5 and Gemma 3, each with its merges; a piece and its score."""

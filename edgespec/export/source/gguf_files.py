@@ -1,10 +1,11 @@
 """GGUF files of llama.cpp: the header, tensors dequantized a few rows at a time, the small files of a model folder.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package gguf reads it too,
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package gguf reads it as well,
 but makes an array of every token and merge, of which there are hundreds of thousands.
 
-What its converter does to the tensors is undone: the rows of llama's queries and keys are interleaved, because rotary
-pairs are neighbours there and half a head apart here; gemma's norms are stored plus one.
+The changes that llama.cpp's converter makes to tensors are undone.  It interleaves the rows of llama's queries and
+keys, because there the members of a rotary pair are neighbors, and here they are half a head away from each other.  It
+adds one to gemma's norms.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class _Reader:
         return self.content[self.at - length : self.at].decode("utf-8")
 
     def strings(self, count: int) -> list[str]:
-        """Read strings one after another: hundreds of thousands in a vocabulary, so the loop makes no calls of ours."""
+        """Read consecutive strings: a vocabulary has hundreds of thousands, so the loop calls no Python functions."""
         content, end, at, found, length_at = self.content, len(self.content), self.at, [], _LENGTH.unpack_from
         for _ in range(count):
             (length,) = length_at(content, at)

@@ -41,7 +41,7 @@ def t5_config(number: Callable[..., Any], tensors: Mapping[str, Any]) -> dict[st
     """Return the configuration.
 
     Args:
-        number: gives a positive number of the metadata, or the default behind its name.
+        number: returns a positive number of the metadata, or the default given after its name.
         tensors: by the file's own names.
     """
     layers = number("block_count")

@@ -1,8 +1,8 @@
-"""What becomes of every key of a model's files: one table, and what an export says by it.
+"""Table of every known key of a model's files, with how an export treats it, and the notes that follow from it.
 
-A key is applied; refused, if it asks for what there is not; left out, and named at export; or it changes no text.  The
-keys are those of transformers 5.24 and of llama.cpp (llama-arch.cpp).  Whatever stands in a file and not in the table
-is named at export, too.
+A key is applied, or it changes no text.  It is refused if it asks for something unsupported.  Otherwise it is left out,
+and the export names it.  The keys are those of transformers 5.24 and of llama.cpp (llama-arch.cpp).  The export also
+names keys that are not in the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     fate: Fate
     why: str  # where it is applied; why it is refused, left out, or changes nothing
-    keys: str  # with spaces between them; KEY=VALUE: a value beside ``OFF`` that asks for nothing
+    keys: str  # separated by spaces; KEY=VALUE: a value, in addition to ``OFF``, that asks for nothing
 
 
 TABLE: dict[str, tuple[Row, ...]] = {
@@ -275,7 +275,7 @@ NAMES = ("general.", "imatrix.", "quantize.", "tokenizer.chat_template.")
 
 
 class Known(NamedTuple):
-    """What the table says of a key."""
+    """Entry of the table for one key."""
 
     fate: Fate
     why: str
@@ -296,11 +296,11 @@ KEYS: dict[str, dict[str, Known]] = {file: _read(rows) for file, rows in TABLE.i
 
 
 def left_out(folder: Path, config: Mapping[str, Any], codec: TextCodec, sequence: bool) -> list[str]:
-    """List in words what a folder's files ask for and an export does not do, and where a text ends by one file alone.
+    """Describe requests of a folder's files that an export ignores, and ends of text that only one file lists.
 
     Args:
         folder: of the model.
-        config: what config.json says of its text.
+        config: config.json's part about text.
         codec: its tokenizer.
         sequence: it is an encoder-decoder: its lengths, beams and first token are applied.
     """
@@ -339,7 +339,7 @@ def adds_space(codec: TextCodec) -> bool:
 
 
 def unread(file: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Say what stands in a file, and is left out or not in the table: a sentence for each reason."""
+    """Describe keys of a file that are left out or not in the table: a sentence for each reason."""
     reasons: dict[str, list[str]] = {}
     architecture = str(given.get("general.architecture" if file == GGUF else "model_type"))
     for key, value in given.items():

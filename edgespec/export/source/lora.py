@@ -113,7 +113,7 @@ def merged(base: Opened, folder: Path) -> tuple[dict[str, Stored], dict[str, Any
 
 
 def _known(name: str, tensors: Mapping[str, Stored]) -> str:
-    """Return the base's name of a tensor: a base model saved alone lacks the first word of it."""
+    """Return the base's name of a tensor: a base model saved without its head lacks the first part of the name."""
     bare = name.split(".", 1)[1]
     return bare if name not in tensors and bare in tensors else name
 

@@ -58,7 +58,7 @@ def _open_widened(path: Path, config: dict[str, Any]) -> Opened:
 
 
 def open_adapter(base: Opened, folder: Path) -> Opened:
-    """Open a model with an adapter; a tokenizer beside the adapter takes the place of the base's."""
+    """Open a model with an adapter; the adapter's tokenizer, if it has one, replaces the base's."""
     try:
         tensors, config = merged(base, folder)
     except NONSENSE as error:

@@ -94,7 +94,7 @@ class PackedMatrix:
     group: NDArray[np.int64]  # of each input, [k]
     bits: int  # of a level
     axes: tuple[int, int]  # along which words and zeros are packed
-    turned: bool = True  # all of them lie with inputs, or groups, first
+    turned: bool = True  # whether all of them are stored with inputs, or groups, as the first axis
     places: tuple[int, ...] | None = None  # see ``unpack``
     add: int = 0  # to a stored zero point, modulo 2^bits
 
@@ -146,7 +146,7 @@ def gptq(stored: Mapping[str, Plain], settings: Mapping[str, Any]) -> dict[str, 
         raise UnsupportedModel(
             f"GPTQ of {bits} bits in {packed} is not supported; supported: 2, 4 and 8 bits in int32", UNQUANTIZED
         )
-    mixed = bool(settings.get("dynamic"))  # modules may have bits of their own: their shapes say how many
+    mixed = bool(settings.get("dynamic"))  # modules may have different bits, which follow from their shapes
 
     def matrix(module: str) -> PackedMatrix:
         return _gptq_matrix(stored, module, None if mixed else int(bits), settings.get("group_size"))
@@ -210,7 +210,7 @@ def _levels_above(matrix: PackedMatrix) -> tuple[float, float] | None:
 
 
 def _unpacked(stored: Mapping[str, Plain], matrix: Callable[[str], PackedMatrix]) -> dict[str, Stored]:
-    """Put matrices, by the names of their modules, in place of the parts that they are made of."""
+    """Replace the parts of packed matrices by the matrices, named by module."""
     found: dict[str, Stored] = dict(stored)
     for name in [name for name in stored if name.endswith(".qweight")]:
         module = name.removesuffix(".qweight")

@@ -9,10 +9,10 @@ BASE = 10000  # of their wavelengths
 
 
 def sinusoids(positions: NDArray[np.int64], width: int, far: bool) -> NDArray[np.float32]:  # [n] -> [n, width]
-    """Sines and behind them cosines of positions (arXiv 1706.03762, 3.5), of wavelengths from 2 pi to 10000 times it.
+    """Compute sinusoidal positions (arXiv 1706.03762, 3.5): sines, then cosines, of wavelengths from 2 pi to 20000 pi.
 
     Args:
-        far: the longest wavelength is reached, as tensor2tensor has it.
+        far: the longest wavelength is included, as in tensor2tensor.
     """
     half = width // 2
     steps = np.float64(BASE) ** (-np.arange(half) / (half - 1 if far else width / 2))

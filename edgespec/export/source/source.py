@@ -31,7 +31,7 @@ HUB_FILES = [
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json", "edgespec_widened.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json",
                    "chat_template.jinja")  # fmt: skip
-PIECE_BYTES = 16 << 20  # float32 bytes converted at once: large enough for BLAS, small beside any model
+PIECE_BYTES = 16 << 20  # float32 bytes converted at once: large enough for BLAS, small compared with any model
 
 
 def builtin_names() -> list[str]:
@@ -143,10 +143,10 @@ class Checkpoint(Opened):
         return self._stored(name).shape
 
     def read(self, name: str, rows: slice = slice(None), columns: slice | None = None) -> NDArray[np.float32]:
-        """Read (part of) a tensor as float32, whatever it is stored as.
+        """Read (part of) a tensor, converted to float32.
 
         Raises:
-            ExportError: the tensor is missing, of a type that is not a plain float, or not of finite numbers.
+            ExportError: the tensor is missing, of a type that is not a plain float, or has values that are not finite.
         """
         tensor = self._stored(name)
         with np.errstate(all="ignore"):
@@ -168,7 +168,7 @@ class Checkpoint(Opened):
             yield self.read(name, slice(start, min(n, start + step)))
 
     def blocks(self, name: str) -> FileRows | None:
-        """Return the rows of a matrix as its file has them; None = they are read as float32 alone."""
+        """Return the rows of a matrix as its file has them; None = they can only be read as float32."""
         tensor = self._stored(name)
         return tensor.blocks() if isinstance(tensor, Blocked) else None
 
@@ -181,9 +181,9 @@ class Checkpoint(Opened):
 
 
 class ConfigOnly(Checkpoint):
-    """A model known by its config.json alone: every tensor is taken to be there, and none can be read.
+    """A model with only a config.json: every tensor is assumed to exist, and none can be read.
 
-    Of a model that says untied and yet holds no LM head it cannot be known that it is tied.
+    It cannot detect a tied model that claims to be untied but holds no LM head.
     """
 
     @staticmethod
@@ -216,10 +216,11 @@ def renamed(base: Checkpoint, names: dict[str, str]) -> Checkpoint:
 
 
 def with_usual_prefix(source: Checkpoint, layers_at: str) -> Checkpoint:
-    """Return a checkpoint whose layers stand at ``layers_at``, such as ``model.layers``.
+    """Return a checkpoint whose layers are named ``layers_at``, such as ``model.layers``.
 
-    Known others: without the first word (a base model saved alone), and below ``language_model`` (the text part of a
-    model for images and text, in the order of either version of transformers) or ``text_model`` (Idefics 3, SmolVLM).
+    Other known prefixes: without the first word (a base model saved without its head), below ``language_model`` (the
+    text part of a vision-language model, in the order of either version of transformers), or below ``text_model``
+    (Idefics 3, SmolVLM).
     """
     first, _, rest = layers_at.partition(".")
     if not rest:

@@ -61,7 +61,7 @@ class Blocked(Protocol):
 
 
 class Temporary:
-    """A folder for the small files of a model that has none of its own; it is deleted with this object.
+    """Temporary folder for the small files of a model that has no folder; it is deleted with this object.
 
     Attributes:
         path: of the folder.
@@ -76,14 +76,15 @@ class Temporary:
 class Opened:
     """A source model."""
 
-    # the folder of config.json and the tokenizer: the model's own, or where they are made from something else (a GGUF
-    # file, an adapter) a temporary one that lasts as long as this object
+    # the folder of config.json and the tokenizer: the model's own, or for a GGUF file or an adapter a temporary one
+    # that
+    # lasts as long as this object
     path: Path
     config: dict[str, Any] = field(repr=False)  # the parsed config.json
     tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)  # what is stored, by Hugging Face name
     notes: list[str] = field(default_factory=list, repr=False)  # what the user should know about how it is read
     temporary: Temporary | None = field(default=None, repr=False)  # where ``path`` is, if it is a temporary folder
-    tokenizer_bytes: int = 0  # about the size of a tokenizer.json that was not asked for; 0 = it is there, or unknown
+    tokenizer_bytes: int = 0  # estimated size of a tokenizer.json that was not written; 0 = it was, or unknown
 
 
 def span(part: slice | None, length: int) -> tuple[int, int]:
@@ -107,8 +108,8 @@ class Plain:
     def raw(self, rows: slice = slice(None), columns: slice | None = None) -> NDArray[Any]:
         """Return a part as it is stored: ``rows`` of the first dimension, ``columns`` of a matrix.
 
-        Whole rows are read, for mapping the file takes longer than a small tensor.  Where columns are left out, the
-        file is mapped for this read alone, so that its pages do not stay in the process.
+        Whole rows are read, because mapping the file takes longer than reading a small tensor.  If columns are left
+        out, the file is mapped only for this read, so that its pages do not stay in the process.
         """
         dtype = numpy_dtype(self.dtype)
         if dtype is None:
@@ -172,8 +173,8 @@ def numpy_dtype(name: str) -> np.dtype[Any] | None:
 
 
 SINGLE, LISTING = "model.safetensors", "model.safetensors.index.json"
-STRAY = ("adapter_", "optimizer", "scheduler", "training_args")  # beside a model, but not of it
-MISTRAL = "consolidated"  # mistral's own files, with names of their own
+STRAY = ("adapter_", "optimizer", "scheduler", "training_args")  # files next to a model that are not part of it
+MISTRAL = "consolidated"  # mistral's own files, with mistral's names of tensors
 
 
 def safetensors_in(folder: Path) -> dict[str, Plain]:

@@ -3,17 +3,18 @@
 A folder with ``edgespec_widened.json`` (``{"source": "../shakespeare", "factor": 8}``) holds no weights: they are
 computed when they are read.  With ``k`` the factor, ``D`` the source's hidden size and ``P`` [D, kD] orthonormal rows:
 
-- the residual stream is ``x @ P``.  Weights of RMSNorms go into the matrices behind them and become ``1/sqrt(k)``;
+- the residual stream is ``x @ P``.  Weights of RMSNorms are folded into the matrices that follow, and become
+  ``1/sqrt(k)``;
 - queries and keys: pair ``i`` of a head moves to slot ``k * i``, of the same frequency; the other slots are zero;
 - values: rotated within each head, and back in the output projection;
-- MLP: every unit stands there k times, and its copies share its output;
-- T5, which has no rotation: every head stands there k times instead, and its copies share its output;
-- LFM2-VL, with attention in all layers: norms of queries and keys have the fourth root of 1/k more.  What reads
-  pictures stays as it is, and the projector's last matrix writes the wide stream.
+- MLP: every unit is repeated k times, and the copies share its output;
+- T5, which has no rotation: every head is repeated k times instead, and the copies share its output;
+- LFM2-VL, with attention in all layers: norms of queries and keys also have the fourth root of 1/k.  The vision encoder
+  stays the same, and the projector's last matrix writes the wide stream.
 
-``P`` and the rotations are rows of Hadamard matrices with signs, and all sums are of multiples of 2^-26, so they are
-exact: the weights are the same on every machine.  Widening adds no ability, and says nothing of the quantization error
-of a trained model of that size.
+``P`` and the rotations are rows of Hadamard matrices with signs.  All sums are of multiples of 2^-26, so they are
+exact, and the weights are the same on every machine.  Widening adds no ability, and does not predict the quantization
+error of a trained model of that size.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def widen(folder: Path, config: dict[str, Any], source: Opened, factor: int) -> 
 
 
 class _Widening:
-    """What computes wide tensors from the small ones."""
+    """Base of the classes that compute wide tensors from small ones."""
 
     scaled: tuple[str, ...] = ()  # sizes of the configuration that are multiplied
     text = ""  # in the names of tensors that become wider
@@ -112,7 +113,7 @@ class _Widening:
         return np.rint(folded * GRAIN) / GRAIN @ self.rotation
 
     def _shared(self, weight: Doubles, size: int) -> Doubles:  # [D, n] -> [kD, k * n]
-        """Return a matrix that writes the wide stream, of units of ``size`` columns that stand there k times each."""
+        """Return a matrix that writes the wide stream, with each unit of ``size`` columns repeated k times."""
         units = weight.shape[1] // size
         shares = 0.5 + _mixed(np.arange(units * self.factor), 0).astype(np.float64).reshape(units, -1, 1) / 2**32
         shares /= shares.sum(1, keepdims=True)  # [units, k, 1]
@@ -249,7 +250,7 @@ class _T5(_Widening):
         return lambda w: self._repeated(self._spread(w, norm), size)
 
     def _repeated(self, weight: Doubles, size: int) -> Doubles:  # [n, kD] -> [k * n, kD]
-        """Have every unit of ``size`` rows stand there k times."""
+        """Repeat every unit of ``size`` rows k times."""
         return weight.reshape(-1, size, weight.shape[1]).repeat(self.factor, 0).reshape(-1, weight.shape[1])
 
 
