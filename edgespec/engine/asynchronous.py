@@ -35,7 +35,7 @@ async def in_thread(work: Callable[[], Made], cancel: threading.Event) -> Made:
             made = work()
         except BaseException as error:
             failed = error
-        with suppress(RuntimeError):  # the loop is closed, so there is no reader
+        with suppress(RuntimeError):  # the loop is closed, so the reader is gone
             loop.call_soon_threadsafe(settle, made, failed)
 
     threading.Thread(target=run, name="edgespec-request").start()

@@ -134,10 +134,10 @@ def _width(engine: LoadedBundle, prompts: Sequence[Input], settings: Settings) -
 
 
 class RunningBatch:
-    """Requests that are decoded together, a round of each at a time.  One thread drives it.
+    """Requests that are decoded together, one round of each at a time.  One thread drives it.
 
-    ``width``: most requests at once.  It makes sessions of its ``own``, and lets what is read of prompts be kept on the
-    disk; or requests decode on those that are given, None = take turns, a round each.
+    ``width``: maximum number of requests at once.  With ``own`` it makes its own sessions, and prompts may be cached on
+    disk.  Otherwise requests decode on the given ``sessions``; None = they take turns, a round each.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class RunningBatch:
         return self.begin(Request(self._engine, prompt, settings, cancel, owner))
 
     def begin(self, request: Request) -> Request:
-        """Begin a request, for which there is room; its first tokens come with the next round.
+        """Begin a request that fits in; its first tokens come with the next round.
 
-        Raises as ``Engine.stream``, and a ``BudgetError`` where it does not fit the memory with the others.
+        Raises the errors of ``Engine.stream``, and BudgetError if it does not fit the memory with the others.
         """
         request.begin(self._sessions.pool if self._sessions else None)
         if not self._own:
@@ -176,7 +176,9 @@ class RunningBatch:
         return request
 
     def round(self, wait: bool = False) -> Iterator[tuple[Request, Answer]]:
-        """One round of every request: its text, or the error that ended it, and it alone; it is in the batch no longer.
+        """Run one round of every request -> its text, or the error that ended it.
+
+        An error ends only its request, which leaves the batch.
 
         ``wait``: decode only what all can decode together, when every prompt is read.
         """

@@ -19,7 +19,7 @@ from edgespec.runtimes.text.codec import TextCodec
 class CaptionReader(SpanReader):
     """Reader of captions, as in LlamaGen (https://github.com/FoundationVision/LlamaGen, sample_t2i.py).
 
-    A caption's last row stands right before the first code, whatever its length: codes have the same positions.
+    A caption's last row comes right before the first code, for any length: codes have the same positions.
     """
 
     kind = "caption"
@@ -55,6 +55,6 @@ class CaptionReader(SpanReader):
         return asked, self._projected(self._nothing[-len(read) :], hashlib.sha256(digest).digest())
 
     def _projected(self, rows: Rows, digest: bytes) -> Inserted:
-        """Project rows, behind which a text goes on at the position of the first code."""
+        """Project rows; the text after them continues at the position of the first code."""
         found = self._encoder(1).encode(rows)
         return Inserted(digest, found, (len(found),), np.full((2, len(found)), len(self._nothing) - 1))

@@ -61,11 +61,11 @@ class Conversation:
         """Ask a question, and keep the answer.
 
         Args:
-            content: same as for ``stream``.
+            content: see ``stream``.
             **changes: fields of ``Settings``, set for this turn.
 
         Raises:
-            InvalidRequest: same as for ``stream``.
+            InvalidRequest: see ``stream``.
         """
         stream = self.stream(content, **changes)
         for _ in stream:

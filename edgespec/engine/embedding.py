@@ -1,7 +1,7 @@
 """Embeddings of texts: the hidden states of their tokens after the final norm, pooled and of length one.
 
-Each text is read by itself, and sums go row by row in float64: its embedding has the same bits whatever else is asked,
-and in whatever chunks it is read.
+Each text is read separately, and sums are computed row by row in float64.  So an embedding has the same bits,
+regardless of other texts and of how the text is cut into chunks.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ PUBLIC = (
 
 
 class _Completed(type):
-    """Classes for which completion and ``help`` show only the public names."""
+    """Metaclass that shows only public names in completion and ``help``."""
 
     def __dir__(cls) -> list[str]:
         return [*PUBLIC, *(name for name in super().__dir__() if name.startswith("__"))]
@@ -164,7 +164,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         """Complete a prompt, and return the whole text.
 
         Args:
-            prompt: same as for ``stream``: text, token ids, or parts.
+            prompt: text, token ids, or parts; see ``stream``.
             settings: the settings; None = ``defaults``, with the sampling that the model recommends.
             on_chunk: called with every piece.
             cancel: set it to end the request after the current round.
@@ -176,7 +176,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
             the text, its tokens, the method and the statistics.
 
         Raises:
-            InvalidRequest: same as for ``stream``.
+            InvalidRequest: see ``stream``.
         """
         settings = (settings or self.defaults).changed(**changes)
         if settings.beams is not None:
@@ -205,7 +205,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         One thread decodes all tokens.
 
         Args:
-            prompt: same as for ``stream``: text, token ids, or parts.
+            prompt: text, token ids, or parts; see ``stream``.
             settings: the settings; None = ``defaults``, with the sampling that the model recommends.
             on_chunk: called with every piece, in the thread that decodes.
             cancel: set it to end the request after the current round; its result is returned then.
@@ -215,7 +215,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
             the text, its tokens, the method and the statistics.
 
         Raises:
-            InvalidRequest: same as for ``stream``.
+            InvalidRequest: see ``stream``.
         """
         check_cancel(cancel)
         stop = cancel or threading.Event()
@@ -231,7 +231,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         One thread decodes all tokens; it does not wait for the reader.
 
         Args:
-            prompt: same as for ``stream``: text, token ids, or parts.
+            prompt: text, token ids, or parts; see ``stream``.
             settings: the settings; None = ``defaults``, with the sampling that the model recommends.
             **changes: fields of ``Settings`` or ``SamplingParams`` (temperature, ...); they override ``settings``.
 
@@ -239,7 +239,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
             an ``AsyncStream``: ``result`` is complete at the end; ``aclose`` and ``cancel`` end it early.
 
         Raises:
-            InvalidRequest: same as for ``stream``, when the first piece is awaited.
+            InvalidRequest: see ``stream``, when the first piece is awaited.
         """
         return AsyncStream(lambda cancel: self.stream(prompt, settings, cancel=cancel, **changes))
 
@@ -260,7 +260,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         that of a separate request.  On stock operators, the prompts take turns, one round each, without a speedup.
 
         Args:
-            prompts: texts, token ids, or parts, same as for ``stream``.
+            prompts: texts, token ids, or parts; see ``stream``.
             settings: for all of them; None = ``defaults``.
             seeds: one for each prompt; None = the seed of the settings for all.
             cancel: set it to end all of them after the current round; prompts not started have no tokens.
@@ -268,7 +268,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
             **changes: fields of ``Settings`` for all of them; they override ``settings``.
 
         Raises:
-            InvalidRequest: same as for ``stream``, or the number of seeds is not that of prompts.
+            InvalidRequest: see ``stream``, or the number of seeds is not that of prompts.
         """
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
             raise InvalidRequest(
@@ -310,7 +310,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
             **changes: fields of ``Settings``; they override ``settings``.
 
         Raises:
-            InvalidRequest: no template, the template refuses the messages, or same as for ``stream``.
+            InvalidRequest: no template, the template rejects the messages, or a prompt that ``stream`` rejects.
         """
         return self.generate(self.chat_prompt(messages, tools, options=template_options), settings, **changes)
 
@@ -328,7 +328,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         Args:
             messages: the content of one may be a list of parts: ``{"type": "text", "text": ...}``, ``{"type": "image",
                 "image": ...}`` with an ``Image``, a file or its bytes, or ``{"type": "audio", "audio": ...}``.
-            tools: as for ``chat``.
+            tools: see ``chat``.
             options: more variables for the template, such as ``{"enable_thinking": False}``.
             generation_prompt: end with the tokens that start an answer.
             continue_final: end within the last message, so that the model continues it.
@@ -455,7 +455,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
             **changes: fields of ``TranscriptionSettings``; they override ``asked``.
 
         Raises:
-            InvalidRequest: same as for ``transcription``.
+            InvalidRequest: see ``transcription``.
         """
         running = self.transcription(sound, asked, settings, rate=rate, on_text=on_text, cancel=cancel, **changes)
         for _ in running:
@@ -537,7 +537,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
             messages: those of the conversation, if it is one.
 
         Raises:
-            BudgetError, InvalidRequest: same as for ``stream``.
+            BudgetError, InvalidRequest: see ``stream``.
             SessionError: the file cannot be written, or the state is on a device.
         """
         self.inputs.require_decoder("what this model computes belongs to one source: there is no session to save")
@@ -589,7 +589,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         """Turn a prompt into token ids, or for an encoder-decoder into a source.
 
         Args:
-            prompt: same as for ``stream``.
+            prompt: see ``stream``.
             settings: with the languages of a source; None = ``defaults``.
 
         Returns:

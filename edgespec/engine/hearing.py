@@ -82,7 +82,7 @@ class _Row:
 
 
 class EngineListener:
-    """A ``Listener``, where its methods are described, over a usable engine; an ``InvalidRequest``: it is deaf."""
+    """A ``Listener``, which describes the methods, over a usable engine; raises InvalidRequest for other models."""
 
     def __init__(self, engine: LoadedBundle, settings: Settings, cancel: threading.Event) -> None:
         manifest = engine.bundle.manifest
@@ -116,7 +116,7 @@ class EngineListener:
         return found[: max(1, count // HOP)]
 
     def rows(self, window: Features) -> NDArray[np.float32]:
-        """Lay out a window, [frames, bins], as the encoder reads it, [rows, columns]."""
+        """Arrange a window, [frames, bins], as the encoder reads it, [rows, columns]."""
         return encoder_rows(window, self._part)
 
     def row(self, tokens: Sequence[int]) -> NDArray[np.float32]:

@@ -61,9 +61,9 @@ class MediaReader(SpanReader):
     """Reader of the images, or of the recordings, of a bundle's prompts.
 
     Args:
-        bundle, threads, rows, name: as for ``SpanReader``.
+        bundle, threads, rows, name: see ``SpanReader``.
         keep: whether rows are written to the disk.
-        left: returns the bytes of a budget that are left; None = there is no budget.
+        left: returns the bytes of a budget that are left; None = without a budget.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MediaReader(SpanReader):
         assert part is not None
         self.part: ImagePart | SoundPart = part
         self._left = left
-        self._of_draft: MediaReader | None = None  # which makes rows of its own of the same
+        self._of_draft: MediaReader | None = None  # reader of the draft, which encodes the same images
         self._limit = prompt_limit() if keep else 0
         files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
         sides = [[files.get(one.weights), one.high_alone] for one in self._model.front]
@@ -88,7 +88,7 @@ class MediaReader(SpanReader):
         self._facts = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._folders: dict[str | None, PromptFolder | None] = {}
         draft = bundle.manifest.draft if name == "target" else None
-        self._keeps = draft is not None and draft.sense is not None  # images and recordings, which the draft reads, too
+        self._keeps = draft is not None and draft.sense is not None  # images and recordings, which the draft also reads
 
     def prompt(self, codec: TextCodec, parts: Sequence[str | Image | Audio]) -> MultimodalTokens:
         written = self.part.words.written or self.part.words.placeholder
@@ -147,7 +147,7 @@ class MediaReader(SpanReader):
         return self._of_draft.rows
 
     def made_for(self, item: Inserted) -> Inserted:
-        """Make rows for what stands in a text of the target, by this model's own towers."""
+        """Make this model's embeddings of a span in the target's text."""
         with self._lock:
             return self._made(item.source, item.digest)
 

@@ -19,7 +19,7 @@ class Input(list[int]):
 
     Attributes:
         spans: embeddings that replace some of the tokens, with their positions.
-        content: the encoder's input: int64 [S] token ids, or float32 [S, columns] features; empty for a decoder alone.
+        content: the encoder's input: int64 [S] token ids, or float32 [S, columns] features; empty without an encoder.
         tokens: the token ids in ``content``.
         digest: the digest of ``content``; the same tokens after another one have other keys and values.
         encode_ms: time that the spans took.

@@ -1,7 +1,7 @@
-"""Kinds of inputs that a bundle reads: text alone, text with embedding spans, or an encoder's source.
+"""Kinds of inputs that a bundle reads: only text, text with embedding spans, or an encoder's source.
 
 ``open_inputs`` makes one ``Inputs`` for a bundle.  It turns every prompt into an ``Input``, and sets up slots and
-drafts for such inputs.  Nothing else asks of which kind a bundle is.
+drafts for such inputs.  Other code does not depend on the kind of a bundle.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Prompt = Union[str, Sequence[int], "Sequence[str | Image | Audio]", "NDArray[np.
 
 
 class Inputs:
-    """Inputs of a decoder that reads text alone.
+    """Inputs of a decoder that reads only text.
 
     Attributes:
         kind: of the parts of messages that it may read in addition to text, ``image`` or ``audio``.
-        sourced: whether passes read the output of an encoder too: texts with the same tokens need not be the same.
-        sources: how texts for the encoder become tokens; None = there is no encoder, or it reads features.
+        sourced: whether passes also read the output of an encoder: texts with the same tokens need not be the same.
+        sources: how texts for the encoder become tokens; None = without an encoder, or it reads features.
         nbytes: bytes of encoders and of their outputs that decoders attend over.
     """
 
@@ -236,9 +236,9 @@ def open_inputs(
         bundle: the bundle.
         codec: of its texts.
         threads: of encoders.
-        rows: the storage of the target's embedding spans; None = its operators read text alone.
+        rows: the storage of the target's embedding spans; None = its operators read only text.
         keep: whether spans that took long are written to the disk.
-        left: returns the bytes of a budget that are left; None = there is no budget.
+        left: returns the bytes of a budget that are left; None = without a budget.
     """
     manifest = bundle.manifest
     draws = manifest.codes and manifest.codes.image

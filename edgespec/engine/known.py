@@ -83,7 +83,8 @@ def expected_speeds(manifest: Manifest, profile: Profile | None = None) -> dict[
             found[name] = profile.trials[name].speedup
         elif part.predicted_speedup:
             found[name] = part.predicted_speedup
-        elif part.measured and export_busy(manifest.cost):  # worth a look, whatever the times of that moment say
+        # worth trying, because times on a busy machine are unreliable
+        elif part.measured and export_busy(manifest.cost):
             found[name] = max(_speed(manifest, name, part), 1.0)
     return found
 

@@ -30,13 +30,15 @@ class _Found:
 
     def __init__(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
         self.session, text = session, session.target.tokens
-        same = session.owner == owner  # that it is of the same source, too, its owner says
+        same = session.owner == owner  # the owner also identifies the source
         self.common = common_prefix(text, prompt) if same else 0  # tokens that both begin with
         self.lent = min(self.common, max(len(prompt) - 1, 0))  # the prompt's last one is read in any case
         self.reused = session.target.cropped(self.lent)  # fewer where states go back to a checkpoint
-        # Whether it goes on from all that was asked, rather than only begins like it.  What was answered last may be
-        # left out (a template without earlier thoughts, another try), and a tokenizer may end the question otherwise.
-        # Few tokens are read again in about the time of a pass: that is neither much to lose nor to gain.
+        # Whether the prompt continues everything that was asked, rather than only begins like it.  The last answer may
+        # be left
+        # out (a template without earlier thoughts, another try), and a tokenizer may end the question differently.
+        # Reading few
+        # tokens again takes about the time of a pass, so little is lost or gained.
         self.goes_on = len(text) - self.common <= _FEW or self.common > max(_FEW, session.asked - 2)
 
 
@@ -140,14 +142,14 @@ class SessionPool:
         """Find sessions with more than ``held`` tokens of a prompt, which this one can copy."""
         some = [*self._idle, *self._busy] if self.together else self._idle
         others = (one for one in some if one is not session and not one.foreign and not one.sourced)
-        ahead = list(prompt[held : held + _WORTH])  # by these alone most others are told
+        ahead = list(prompt[held : held + _WORTH])  # these tokens rule out most other sessions
         some = [one for one in others if one.target.tokens[held : held + len(ahead)] == ahead]
         return [_Found(one, prompt, session.owner) for one in some]
 
     def catch_up(self, session: Session, prompt: Sequence[int]) -> int:
         """Copy more of a prompt from another session into a busy one -> the number of tokens added.
 
-        Sessions of which others drive some lend nothing meanwhile.
+        Sessions that other threads drive lend nothing while they run.
         """
         if not self.together:
             return 0

@@ -91,10 +91,11 @@ class PromptCache:
     def take_up(
         self, slot: Slot, tokens: Sequence[int], owner: str | None, room: int, draft: bool = False
     ) -> KeptText | None:
-        """Let a slot hold the longest prefix of a text that it or a file has, except its last token.
+        """Load into a slot the longest prefix of a text that it or a file has, except the text's last token.
 
-        The caller holds the lock.  Of ``owner`` (``SessionPool.take``) counts what stands before a space.  The slot is
-        to have ``room`` for so many tokens.  Returns what is on the disk of it; None = nothing is kept of this slot.
+        The caller holds the lock.  Only the part of ``owner`` (``SessionPool.take``) before a space counts.  The slot
+        must have ``room`` for that many tokens.  Returns the text's part on the disk, or None if this slot is not
+        cached.
         """
         if draft and slot.stateful:  # it reads again what it goes back to anyway
             return None
@@ -115,7 +116,8 @@ class PromptCache:
         if folder is None:
             return None
         held, behind = len(slot.tokens), drafter.deferred_rows
-        if drafter.stateful and drafter.known == held:  # no state to go on from: rows are made again from a checkpoint
+        # no state to continue from: rows are computed again from a checkpoint
+        if drafter.stateful and drafter.known == held:
             held = max(target.cropped(held) - behind, 0)
         found = self._find(folder, SlotText(slot, drafter), names, held, room)
         if (
@@ -147,7 +149,7 @@ class PromptCache:
     def _folder(self, model: Model, owner: str | None, target: Model | None = None) -> PromptFolder | None:
         """Find the folder of an owner; None = no key to encrypt with.
 
-        ``target``: whose hidden states a drafter's rows are made of.
+        ``target``: model whose hidden states a drafter's rows are computed from.
         """
         owner = None if owner is None else owner.partition(" ")[0]
         key = model.part.weights, owner
@@ -268,9 +270,9 @@ class KeptText:
         self._stops: list[int] = []
 
     def watch(self, tokens: int, ends: Sequence[int], behind: int = 0) -> None:
-        """Keep a prompt while it is read: at the ends of turns, at the end, and every ``EVERY`` tokens.
+        """Save a prompt while it is read: at the ends of turns, at the end, and every ``EVERY`` tokens.
 
-        ``behind``: rows of a drafter that there are fewer than tokens.
+        ``behind``: number of rows that a drafter has fewer than tokens.
         """
         last = tokens - 1
         stops = {stop - behind for stop in (*ends, last, *range(EVERY, last, EVERY))}
@@ -334,7 +336,7 @@ def _restore(
     slot.take_up(tokens[: found.length], found.length)
     pieces = [piece for piece in found.pieces() if piece[2] > held or piece[0] == found.end]
 
-    def read(mine: Sequence[tuple[Path, int, int]]) -> Bytes:  # the state behind the last one
+    def read(mine: Sequence[tuple[Path, int, int]]) -> Bytes:  # the state after the last one
         buffer, state = np.zeros(0, np.uint8), NO_STATE
         for path, start, stop in mine:
             arrays = slot.part(start, stop)

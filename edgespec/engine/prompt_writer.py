@@ -30,9 +30,9 @@ class Wanted:
     """A pending write."""
 
     folder: PromptFolder  # where
-    slot: Slot  # what holds it, or held it: a slot that went on to another text is left alone
+    slot: Slot  # slot that holds or held it; if it now holds another text, nothing is written
     text: list[int]  # its tokens
-    state: Bytes  # behind them; empty where there is none
+    state: Bytes  # state after them; empty if there is none
     make: Callable[[], None]  # makes the folder
 
 
@@ -52,7 +52,7 @@ class PromptWriter:
 
     def add(self, wanted: Wanted) -> bool:
         """Line up a text; False = too much waits already, or its states do not fit the memory."""
-        if wanted.state.size and (left := self._left()) is not None and left < 0:  # they are there
+        if wanted.state.size and (left := self._left()) is not None and left < 0:  # the states already use memory
             return False
         with self._changed:
             states = sum(one.state.nbytes for one in self._waiting)

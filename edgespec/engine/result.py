@@ -30,7 +30,7 @@ class Result:
         stats: counters and times.
         method_requested: the requested method; None = the default, auto.
         method_used: the method that decoded; for auto, the method of most rounds with guesses, else the last.
-        reason: why that method, and whether drafting paid, in one line.
+        reason: why that method, and whether drafting was faster, in one line.
         details: counts, estimates and changes during the request, a sentence each.
         lossless: the text has the distribution of plain decoding of this bundle; false by another rule of acceptance;
             None: see ``unproven``.

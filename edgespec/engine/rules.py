@@ -32,9 +32,9 @@ def sampling_of(engine: LoadedBundle, settings: Settings, prompt: Sequence[int])
 
 
 def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, begin: Sequence[int]) -> SamplingParams:
-    """Bind a request by the rules that the model has, beside what else binds it; codes of speech follow each other.
+    """Add the model's own constraints to a request; codes of speech follow each other in a fixed order.
 
-    ``begin``: what its text begins with.
+    ``begin``: first tokens of its text.
     """
     manifest, ends = engine.bundle.manifest, frozenset[int]() if settings.ignore_eos else engine.eos
     if (codes := manifest.codes) and codes.sound and list(begin[-len(codes.sound.end) :]) == codes.sound.end:

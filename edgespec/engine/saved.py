@@ -71,7 +71,7 @@ def _save(
                 left = len(tokens) - len(target.tokens)
         with engine.lock:
             engine.require_open()
-            # a drafter's entries are made of what is tapped, which is not kept: it reads the text again
+            # a drafter's entries are computed from taps, which are not saved: it reads the text again
             slots = {name: slot for name, slot in session.slots().items() if name != "drafter"}
             if "draft" in slots:  # it never ran ahead of what is committed, but may have followed another text
                 slots["draft"].follow(tokens[: common_prefix(slots["draft"].tokens, tokens)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-# behind a full stop and what closes after it, where white space or, in scripts without it, anything comes next
+# after a full stop and closing marks, at white space, or in scripts without white space at the next character
 _ENDS = re.compile(r"(?<=[.!?\u2026])[\"'\u2019\u201d)\]]*\s+|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*\s*|\n+")
 
 

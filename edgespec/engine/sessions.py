@@ -35,7 +35,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 VERIFY_SIZES = (1, 2, 3, 5)
-PRICING = 0.1  # seconds after which no further turn of a measurement of prices begins
+PRICING = 0.1  # seconds; after that a measurement of prices starts no further turn
 MOST_DRAFTERS = 32  # drafters, and policies over them, by method and options, that a session keeps
 
 
@@ -67,14 +67,14 @@ class Session:
         self._manifest, self._draft, self._experience = manifest, draft, experience
         # why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here
         self.foreign = ""
-        self.restored = 0  # tokens of the text that was taken up with those
+        self.restored = 0  # tokens of the text that were restored with those
         self.target = target
-        self.owner: str | None = None  # whose text it holds; None = nobody in particular
+        self.owner: str | None = None  # owner of its text; None = no particular owner
         self.asked = 0  # tokens of the last prompt, up to the end of its last turn
-        self.shared = 0  # tokens of it that another session's text begins with, too: others are likely to
+        self.shared = 0  # tokens of it that are also a prefix of another session's text, and likely of further ones
         self.used = 0.0  # when it was given back last, by ``time.monotonic``
         self._most_rows = self.target.chunk
-        self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
+        self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the maximum rows of a prefill pass
         self._kept: KeptPrompt | None = None  # of the request that it has
         self._restores: dict[str, Callable[[Slot], None]] = {}  # fill a draft's slot once it is open
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
@@ -185,7 +185,7 @@ class Session:
 
     @property
     def chunk(self) -> int:
-        """Most rows of a prefill's pass."""
+        """Maximum rows of a prefill pass."""
         return self.target.chunk
 
     @chunk.setter
@@ -214,7 +214,7 @@ class Session:
         self.foreign = ""
 
     def close(self) -> None:
-        """Free the slots and all that the drafters hold, whoever still has this session."""
+        """Free the slots and all that the drafters hold, even if this session is still referenced."""
         self.close_target()
         for slot, _ in self._drafts.values():
             slot.close()
@@ -242,10 +242,11 @@ class Session:
         return self._drafts[name][0]
 
     def _costs(self, choice: MethodChoice, inner: Drafter) -> CostModel:
-        """Where control starts from: what the export measured, corrected by a few passes here and now.
+        """Return the initial costs for control: the export's measurements, corrected by a few passes here and now.
 
-        The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
-        draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
+        The exporting machine may have been another one, or busy.  Control that starts too pessimistic would not draft,
+        and so never measure the cost of drafting.  Seeded sampling uses only the export's numbers, so that it is
+        reproducible.
         """
         part = choice.part
         cost = self._verify_costs(*((0.0, None) if inner.cheap else (part.draft_cost, part.first_cost)))

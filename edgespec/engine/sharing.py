@@ -9,8 +9,8 @@ from collections import deque
 class FairLock:
     """A re-entrant lock that the longest-waiting thread gets next.
 
-    Python's own goes to whoever comes first once it is free.  A request that takes it again right after each pass would
-    keep it: on a busy machine a waiting thread needs longer to wake up than a running one to come back.
+    Python's own lock goes to the first thread that asks once it is free.  A request that takes it again right after
+    each pass would keep it: on a busy machine a waiting thread needs longer to wake up than a running one to come back.
     """
 
     def __init__(self) -> None:
@@ -59,17 +59,17 @@ class FairLock:
 
 SIZES = (8, 16, 32, 64, 128)  # rows of a chunk
 FIRST = 16  # while nothing is known; a prompt with no more left is read to its end
-ALONE, BESIDE = 0.08, 0.03  # seconds of a chunk: as long as somebody who comes now, or is there, has to wait
-_GAIN = 0.9  # a larger chunk is worth its time where a row of it costs at most so much of a smaller one's
-_FORGET = 256  # chunks after which larger ones are tried again
+ALONE, BESIDE = 0.08, 0.03  # seconds of a chunk, which is the wait of a request that arrives, or that is running
+_GAIN = 0.9  # a larger chunk is used if its cost per row is at most this share of a smaller one's
+_FORGET = 256  # chunks until larger ones are tried again
 
 
 class PrefillBudget:
     """Bounds chunks of a prompt by time, from what the latest ones took.
 
-    A request that is alone takes larger chunks where they are cheaper by the row, as on machines that wait for weights
-    rather than compute; beside others the time alone decides.  In strict mode a row has the same bits whatever chunk it
-    is in, so that the clock changes no text.
+    A single request takes larger chunks if they cost less per row, as on machines that wait for weights rather than
+    compute.  With other requests running, only the time counts.  In strict mode a row has the same bits in any chunk,
+    so timing does not change the text.
     """
 
     def __init__(self) -> None:

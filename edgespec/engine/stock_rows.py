@@ -61,6 +61,6 @@ def _file() -> Path:
 def _known() -> dict[str, StockRows]:
     try:
         found = read_sealed(_file(), SEALED)
-    except (OSError, ValueError):  # absent, damaged or somebody else's: it is tried again
+    except (OSError, ValueError):  # absent, damaged or of another user: it is tried again
         return {}
     return {key: value for key, value in found.items() if value in get_args(StockRows)}

@@ -19,7 +19,7 @@ class Segment:
     Attributes:
         start: seconds from the beginning of the recording.
         end: seconds from the beginning of the recording.
-        text: the words, as the model writes them, usually with a leading space.
+        text: the generated words, usually with a leading space.
         tokens: including timestamp tokens.
         seek: first frame of 10 ms of its window.
         temperature: the temperature of its window.

@@ -309,7 +309,8 @@ class Transcription:
                 return written
             tried.append(written)
         best = max([one for one in tried if not self._repeats(one)] or tried, key=lambda one: one.avg_logprob)
-        return replace(best, temperature=tried[-1].temperature)  # so that it is no prompt for the next window
+        # a high temperature keeps it out of the next window's prompt
+        return replace(best, temperature=tried[-1].temperature)
 
     def _attempt(self, prompt: list[int], temperature: float) -> Written:
         listener, speech = self._listener, self._speech
@@ -365,10 +366,11 @@ class Transcription:
         return self._quiet(written.no_speech) and not (least is not None and written.avg_logprob > least)
 
     def _cut(self, written: Written, seek: int, held: int) -> tuple[list[Segment], int]:
-        """Cut a window's text, of ``held`` frames from ``seek`` on, into segments; gives how many frames are done.
+        """Cut a window's text into segments -> these, and the number of frames that are done.
 
-        Where one segment ends and another begins stand two times.  A text that ends with a single one says that nothing
-        is said behind it; else what stands behind the last two is heard again with the next window.
+        ``held``: frames of the window, from ``seek`` on.  Two timestamps mark the end of a segment and the beginning of
+        the next.  A single timestamp at the end means that nothing is spoken after it.  Otherwise the part after the
+        last pair is transcribed again with the next window.
         """
         first, tokens = self._speech.first_time, written.tokens
         if not self._settings.timestamps:
@@ -403,7 +405,7 @@ class Transcription:
         )
 
     def _text(self, tokens: Sequence[int]) -> str:
-        end = min(self._listener.eos)  # special tokens and times are behind it
+        end = min(self._listener.eos)  # special tokens and timestamps come after it
         return self._listener.decode([token for token in tokens if token < end])
 
 

@@ -1,8 +1,8 @@
 """Transcripts by a decoder with an audio encoder (Qwen3-ASR, Voxtral): one prompt per window of a recording.
 
-A window is at most 30 s long and ends where it is quietest within its last 5 s, so that words stay whole; it is a
-segment of the transcript.  The model's own request for a transcript stands around it (``AskPart``), with the language
-if one is given; else the model hears it, in each window.
+A window is at most 30 s long and ends at the quietest point of its last 5 s, so that words stay whole.  It is a segment
+of the transcript.  The prompt is the model's own request for a transcript (``AskPart``), with the language if one is
+given.  Otherwise the model detects the language in each window.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def cut(pieces: Iterable[Samples], most: int = WINDOW_SAMPLES) -> Iterator[Sampl
 class WindowedTranscription:
     """A running transcription: iterate for segments as they come; ``transcript`` has those that came.
 
-    It is of a usable engine, of a model with ``ModelPart.sound``, and of what ``audio.reading.pieces`` gives.  It heeds
-    the language, the prompt and the first temperature of what is asked; the rest is Whisper's alone.
+    It needs a usable engine of a model with ``ModelPart.sound``, and the output of ``audio.reading.pieces``.  It uses
+    the requested language, prompt and first temperature; only Whisper uses the other settings.
 
     Raises:
         InvalidRequest: a language, a task or a prompt that this model does not know.
@@ -142,7 +142,7 @@ class WindowedTranscription:
         written = Written(temperature=self._settings.sampling.temperature)
         settings = replace(self._settings, max_new_tokens=min(room, MOST))
         stream = Stream(Request(engine, prompt, settings, self._cancel))
-        stream.keep_nothing()  # a long recording would fill the disk, and is hardly heard twice
+        stream.keep_nothing()  # a long recording would fill the disk, and is rarely transcribed twice
         for chunk in stream:
             if chunk.round is not None:
                 written.tokens += chunk.round.tokens
@@ -157,9 +157,9 @@ class WindowedTranscription:
 
 
 def parted(ask: AskPart, text: str) -> tuple[str | None, str]:
-    """Part what a model wrote: the code of the language that it heard, if it names one, and the transcript."""
+    """Split a generated text into the code of the detected language, if it names one, and the transcript."""
     before, marker, behind = text.partition(ask.marker) if ask.marker else ("", "", text)
-    if ask.marker and not marker:  # it was told the language, or has not come to the marker yet
+    if ask.marker and not marker:  # the prompt gave the language, or the marker has not come yet
         lead = ask.language.partition("{")[0]
         return None, "" if text.startswith(lead) or lead.startswith(text) else text.strip()
     named = ask.language.partition(ask.marker)[0] if ask.marker else ""
@@ -187,7 +187,7 @@ def how_decoded(found: list[Result], requested: str | None, operators: str) -> d
 
 
 def _language(ask: AskPart, asked: str | None) -> str | None:
-    """Return the code of the language that was asked for; None = the model hears it."""
+    """Return the code of the requested language; None = the model detects it."""
     if asked is None:
         return None
     by_name = {name.lower(): code for code, name in ask.languages.items()}
