@@ -153,8 +153,7 @@ class Models:
     """All models of a server, with one memory budget.
 
     Requests to different models run concurrently.  If a model needs memory that others use, idle ones are freed first,
-    the
-    least recently used one before the others.  Busy ones are waited for.
+    the least recently used one before the others.  Busy ones are waited for.
 
     Args:
         bundles: folders by name.

@@ -154,7 +154,7 @@ class FairWorkQueue(SerialQueue[Work[Any]]):
     """Jobs that run one at a time, clients taking turns, while texts are decoded in another thread.
 
     Args:
-        what: description of the jobs for messages, such as "pictures to be drawn".
+        what: description of the jobs for messages, such as "recordings".
         seconds: time limit for the jobs of a request.
         most: maximum number of waiting jobs.
         of_one: maximum number of waiting jobs of one client.

@@ -1,8 +1,8 @@
 """Processes that parse requests, and the order of the requests.
 
 One process parses small requests.  The other one parses large requests and those with a grammar, so they do not delay
-small ones.  Each request has limits of time and memory.  Exceeding them ends the process, and the next request starts
-a new one.
+small ones.  Each request has limits of time and memory.  Exceeding them ends the process, and the next request starts a
+new one.
 """
 
 from __future__ import annotations

@@ -228,8 +228,7 @@ class Reader:
             kind: of the request.
             body: as received; a form for audio.
             earlier: messages of the response that it continues, as JSON.  If they are missing, the result names that
-                response.
-                For a form, its Content-Type.
+                response.  For a form, its Content-Type.
 
         Raises:
             EdgespecError: it cannot be answered; the message explains why.

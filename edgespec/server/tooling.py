@@ -100,8 +100,7 @@ def said(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None = None
 
     Text parts are joined, except in messages with pictures.  Parts that are thoughts become the message's thoughts.
     Pictures from a tool go into a user message after the tool's.  ``TextCodec.adapted`` adapts the rest to the
-    template,
-    and joins system messages at the beginning.
+    template, and joins system messages at the beginning.
 
     Raises:
         InvalidRequest: content other than text, or a picture or recording that this model cannot read.

@@ -130,7 +130,7 @@ def test_connections_without_a_request_are_closed(small: Served) -> None:
 
 
 def test_many_connections_close_no_door(small: Served) -> None:
-    """With ten times the allowed connections, silent or half sent, new clients are answered, and descriptors stay few."""
+    """With ten times the allowed connections, silent or half sent, clients get answers, and descriptors stay few."""
     with ExitStack() as stack:
         for number in range(10 * MOST):
             sock = stack.enter_context(connect(small))
@@ -350,7 +350,7 @@ def test_what_only_this_machine_reaches() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_one_client_asked_is_not_told_to_another(bundle: Path, shared: bool) -> None:
-    """A client cannot tell from timing whether it guessed another client's text, unless prefixes are shared on purpose."""
+    """Timing must not tell a client whether it guessed another client's text, unless prefixes are shared on purpose."""
     secret = "The password of the king is a nightingale"
     models = Models({"demo": bundle}, LoadOptions(threads=1), Limits(parallel=2), shared=shared)
     app = make_app(models, Access(["one", "two"]))

@@ -461,7 +461,7 @@ def test_a_model_without_a_template_continues_a_text(visit: Visit, served: Serve
 
 
 def test_thoughts_are_apart(visit: Visit, tmp_path: Path) -> None:
-    """A model starts each answer with a thought, and the answer is cut inside it; the next request omits the thought."""
+    """Cut an answer inside the thought that a model always starts with; the next request omits the thought."""
     with serving(with_template(THINKS, tmp_path), "--name", "chatty") as running:
         page = visit(running, **WIDE)
         short(page)

@@ -1,4 +1,4 @@
-"""Pictures on the page: attached, dropped and pasted, sent as the model reads them, shown in a canvas and never loaded."""
+"""Pictures on the page: attached, dropped and pasted, sent as the model reads them, shown in a canvas, not loaded."""
 
 from __future__ import annotations
 

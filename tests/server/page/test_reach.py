@@ -1,4 +1,4 @@
-"""Everyone can use the page: in Korean, from right to left, by keyboard, with a screen reader, in the dark, on a phone."""
+"""Accessibility of the page: in Korean, from right to left, by keyboard, by screen reader, in the dark, on a phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page keeps the key to itself, renders generated text without its markup, and obeys its content security policy."""
+"""The page keeps the key to itself, renders generated text without its markup, and obeys its security policy."""
 
 from __future__ import annotations
 
