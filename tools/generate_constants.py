@@ -45,10 +45,10 @@ def header() -> str:
     sizes = ", ".join(f"{{{key.channel}, {key.scales}}}" for key in KEYS.values())
     keys = [f"kKv{name.title()}" for name in KEYS]
     numbers = {
-        "kBlock": (formats.BLOCK, "weights along k that lie together"),
+        "kBlock": (formats.BLOCK, "weights along k that are stored together"),
         "kTile": (formats.TILE, "output columns of a tile"),
         "kMaxHeadDim": (formats.MOST_HEAD_DIM, ""),
-        "kKvBlock": (formats.KV_BLOCK, "tokens whose keys and values lie together"),
+        "kKvBlock": (formats.KV_BLOCK, "tokens whose keys and values are stored together"),
         "kStateRows": (formats.STATE_ROWS, "a pass of 128 rows and what the first of them looks back at"),
         "kHeldBytes": (formats.HELD_BYTES, "at the end of a delta rule's states: how many tokens they hold"),
         "kMaxTaps": (formats.MOST_TAPS, "tokens that a short convolution sees"),
@@ -86,7 +86,7 @@ def header() -> str:
         "  int zero;         // the code of 0",
         "  GgmlScale scale;  // float16, one times a small integer, or a power of 2",
         "  bool minimum;     // whether there is one",
-        "  int table;        // the row of kGgmlTables that codes are looked up in, 0: none",
+        "  int table;        // the row of kGgmlTables with the values of codes, 0: none",
         "};",
         f"constexpr GgmlFacts kGgml[] = {{{', '.join(own)}}};",
         f"constexpr uint8_t kGgmlTables[][16] = {{{', '.join(_numbers(table) for table in tables)}}};",
@@ -123,7 +123,7 @@ def kotlin() -> str:
         "",
         f"const val BLOCK = {formats.BLOCK} // weights of a row that are stored together",
         f"const val TILE = {formats.TILE}",
-        f"const val KV_BLOCK = {formats.KV_BLOCK} // tokens that lie together",
+        f"const val KV_BLOCK = {formats.KV_BLOCK} // tokens that are stored together",
         f"const val SINK_ROWS = {formats.SINK_ROWS}",
         f"const val STATE_ROWS = {formats.STATE_ROWS} // tokens whose part in a convolution is kept",
         f"const val HELD_BYTES = {formats.HELD_BYTES} // of a delta rule's states: how many tokens they hold",

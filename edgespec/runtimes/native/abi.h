@@ -1,8 +1,8 @@
 // ONNX Runtime's C interface for custom operators, declared by hand: no header of ONNX Runtime is needed to build.
 //
 // OrtApi is an append-only table of function pointers: a slot number never changes between releases, so the table can
-// be seen as an array.  OrtCustomOp is a struct of callbacks; its layout up to version 18 is declared here.  Both are
-// pinned by the tests, which run the operators on the installed ONNX Runtime; where its header is at hand,
+// be accessed as an array.  OrtCustomOp is a struct of callbacks; its layout up to version 18 is declared here.  Tests
+// pin both by running the operators on the installed ONNX Runtime.  If ONNX Runtime's header is available,
 // abi_check.cpp compares the two.
 #pragma once
 #include <cstddef>

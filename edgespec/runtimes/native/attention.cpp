@@ -1,12 +1,11 @@
 // Attention of a pass: grouped heads over the cache, for any number of rows.
 //
-// The tokens of a sequence are cut into splits of fixed length at fixed places.  An item of work is a few rows and one
-// split, of one KV head or of all: it walks the cache in the order it lies in memory, block by block, and keeps a
-// running maximum, sum and weighted value for each query (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv
-// 2205.14135).  Those of the splits are merged in their order.  Neither the number of threads nor the rows beside a row
-// change what is added in which order.
+// The tokens of a sequence are cut into splits of fixed length at fixed positions.  A work item is a few rows and one
+// split, of one KV head or of all.  It walks the cache block by block, in memory order, and keeps a running maximum,
+// sum and weighted value for each query (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135).  The
+// splits are merged in their order.  Neither the number of threads nor other rows change the order of additions.
 //
-// Blocks of which rows see tokens that lie elsewhere, as in a tree: tree.cpp.
+// Blocks whose rows see tokens stored out of order, as in a tree: tree.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -24,8 +23,8 @@ constexpr float kHidden = -3e38f, kSeen = -1e30f;  // a hidden score, and what e
 
 }  // namespace
 
-// What attend leaves for merge, for each group, KV head and split: values [queries][dim], then of all its queries the
-// largest score and what the weights add up to.  Room is for as many numbers a query, so that values are whole vectors.
+// Size of attend's output for merge, for each group, KV head and split: values [queries][dim], then for all queries the
+// largest score and the sum of weights.  Each query has room for kTile numbers, so that values are whole vectors.
 static size_t partial_stride(int dim) { return size_t(dim) + kTile; }
 
 // The first token that a row sees through a window (0: all).
@@ -76,7 +75,7 @@ void Pass::plan_attention(const Step& s) {
   scratch_.partial.get(size_t(in_.rows) * s.heads * most_splits * partial_stride(dim_) * 4);
 }
 
-// Where the queries of a row at a KV head lie: those of a group's rows follow one another.
+// Index of the queries of a row at a KV head; the rows of a group are contiguous.
 size_t Pass::query_at(const Step& s, int kv_head, int row) const {
   return (size_t(kv_head) * in_.rows + row) * (s.heads / s.kv);
 }
@@ -139,7 +138,7 @@ void Pass::attend(const Step& s, int chunk) {
     const int head = head_of(i);
     const int64_t block = block_of(i);
     const int there = static_cast<int>(std::min<int64_t>(kKvBlock, end - block * kKvBlock));
-    // the processor follows a stream by itself, but not to its next piece elsewhere in memory
+    // the processor prefetches a stream automatically, but not its next piece elsewhere in memory
     const uint8_t* here = kv.keys(block, s.layer, head);
     const uint8_t* next = i + 1 < heads * blocks ? kv.keys(block_of(i + 1), s.layer, head_of(i + 1))
                           : whole < last         ? kv.keys(whole, s.layer, first_head)
@@ -196,7 +195,7 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
              ahead);
 }
 
-// Scores of what a row does not see where it belongs: none, or those of what lies elsewhere.
+// Scores of tokens that a row does not see at their index: none, or those of tokens stored out of order.
 void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens, const Tail* tail,
                 float* scores) const {
   const int each = s.heads / s.kv;

@@ -1,7 +1,7 @@
 // Attention kernels over the vector types of an isa_*.cpp file; included by kernels.inl.
 
-// What stays in registers, so that it suits their number: tiles of 16 keys that are scored side by side and share the
-// loads of the queries; queries whose values are summed side by side, and vectors of such sums.
+// Work that is kept in registers, chosen for their number: tiles of 16 keys that are scored together and share the
+// loads of the queries; queries whose values are summed together, and vectors of such sums.
 #ifndef EDGESPEC_SCORE_TILES
 #define EDGESPEC_SCORE_TILES 1
 #define EDGESPEC_WEIGH_QUERIES 4
@@ -9,7 +9,7 @@
 #endif
 constexpr int kScoreTiles = EDGESPEC_SCORE_TILES, kWeighQueries = EDGESPEC_WEIGH_QUERIES,
               kWeighSums = EDGESPEC_WEIGH_SUMS;
-// Vectors of dimensions that are summed side by side for so many queries.
+// Vectors of dimensions that are summed together for this many queries.
 constexpr int weigh_vectors(int queries) { return 4 * queries <= kWeighSums ? 4 : 2 * queries <= kWeighSums ? 2 : 1; }
 
 // To the second cache: it comes a whole piece early.

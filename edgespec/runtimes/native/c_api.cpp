@@ -18,7 +18,7 @@ constexpr int64_t kMostTokens = int64_t(1) << 32;
 
 thread_local std::array<char, 512> g_error{};
 
-// Files are quoted in errors, whatever their bytes: what is no UTF-8 becomes a question mark.
+// Errors may quote any bytes of a file: bytes that are not UTF-8 become question marks.
 void set_error(const char* what) noexcept {
   size_t size = 0;
   while (*what) {
@@ -253,7 +253,8 @@ int edgespec_crop(edgespec_cache* cache, int32_t slot, int64_t length, int64_t* 
     Slot& s = cache->at(slot);
     int64_t same = std::min(length, s.length);
     if (same < s.length) {
-      // what is moved by the next pass does not lie where it should yet; it moves forward, so what is left needs none
+      // tokens that the next pass moves are not in place yet; they only move forward, so the remaining ones need no
+      // move
       if (!is_lost(*cache, slot, same)) {
         s.checkpoints.erase(s.checkpoints.upper_bound(same), s.checkpoints.end());
       } else {

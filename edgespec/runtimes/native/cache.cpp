@@ -99,7 +99,8 @@ void Cache::append(const Kernels& k, const CodeTables& tables, int layer, int he
     put_key(k, layout_.codes, codes(block, layer, head), dim, table(layout_.codes), at, key);
   float none[kMaxHeadDim];
   if (layout_.keys >= kKvInt4 && !std::all_of(key, key + dim, [](float x) { return std::isfinite(x); })) {
-    std::fill_n(none, dim, std::nanf(""));  // four bits cannot say that a key is no number: its value does
+    // four bits cannot represent a key that is not a number, so its value carries the NaN
+    std::fill_n(none, dim, std::nanf(""));
     value = none;
   }
   put_value(k, values(block, layer, head), dim, at, value);
@@ -115,7 +116,8 @@ void Cache::append(const Kernels& k, const CodeTables& tables, int layer, int he
 }
 
 void Cache::move_key(KvFormat format, int dim, const uint8_t* from, int a, uint8_t* to, int b) const {
-  const auto strided = [&](size_t item, size_t pitch, int count) {  // a token's items lie `pitch` apart in its tile
+  // a token's items are `pitch` bytes from each other in its tile
+  const auto strided = [&](size_t item, size_t pitch, int count) {
     const uint8_t* source = from + size_t(a / 16) * pitch * count + a % 16 * item;
     uint8_t* target = to + size_t(b / 16) * pitch * count + b % 16 * item;
     for (int i = 0; i < count; ++i) std::memcpy(target + i * pitch, source + i * pitch, item);

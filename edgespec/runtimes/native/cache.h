@@ -1,12 +1,12 @@
-// The KV cache of one sequence: where a token's key and value lie, and writing them.
+// The KV cache of one sequence: locations of a token's key and value, and writing them.
 #pragma once
 #include "kernels.h"
 #include "layout.h"
 
 namespace edgespec {
 
-// What coded keys were learnt with, per layer and KV head: int4 scale and zero point [2][dim]; nomad centroids
-// [dim / sub][sub][16].  Null where a format needs none.
+// Learned tables of coded keys, per layer and KV head: int4 scale and zero point [2][dim]; nomad centroids [dim /
+// sub][sub][16].  Null for formats without tables.
 struct CodeTables {
   const float* of[kKvNone] = {};
 
@@ -20,7 +20,7 @@ struct CodeTables {
 
 class Cache {
  public:
-  // A header, and blocks in order behind it or, where there is a table, at the numbers that it says.
+  // A header, followed by blocks in order, or with a table by blocks at the table's numbers.
   Cache(uint8_t* header, const KvLayout& layout) : Cache(header, header + layout.header_bytes(), nullptr, layout) {}
   Cache(uint8_t* header, uint8_t* blocks, const int32_t* table, const KvLayout& layout)
       : base_(header), blocks_(blocks), table_(table), layout_(layout) {}
@@ -40,7 +40,7 @@ class Cache {
     return reinterpret_cast<uint16_t*>(base_ + layout_.states * layout_.state_bytes() +
                                        (size_t(layer) * layout_.heads + head) * layout_.recent_bytes());
   }
-  // What a layer without attention keeps of a token, [state_width].
+  // State of a token in a layer without attention, [state_width].
   float* state(int layer, int64_t token) const {
     return reinterpret_cast<float*>(base_ + layer * layout_.state_bytes()) + token % kStateRows * layout_.state_width;
   }
@@ -54,8 +54,8 @@ class Cache {
               const float* value) const;
   // Copy what is kept of one token to another place, in all layers.
   void move(int64_t from, int64_t to) const;
-  // Copy values of heads of a size from block to block: of one token, and of tokens [first, end) to where they were;
-  // first is a multiple of 4, and up to 3 tokens behind them are overwritten.
+  // Copy values of heads of a size from block to block: of one token, and of tokens [first, end) to the same indices;
+  // first is a multiple of 4, and up to 3 tokens after them are overwritten.
   void move_value(int dim, const uint8_t* from, int a, uint8_t* to, int b) const;
   void copy_values(int dim, const uint8_t* from, int first, int end, uint8_t* to) const;
 

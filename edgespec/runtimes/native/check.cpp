@@ -1,4 +1,4 @@
-// What a node is given must fit its program: everything is looked at before the first number is read or written.
+// Check the inputs of a node against its program, before the first number is read or written.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -96,7 +96,7 @@ void Pass::check() const {
   });
 }
 
-// Memories that rows see or fill must be there, and so many rows of them.
+// Cross-attention caches that rows see or fill must exist, with enough rows.
 void Pass::check_sources() const {
   if (!active_.sees_memory && !active_.fills_memory) return;
   if (!in_.sources) fail("expected memories, and which of them rows see");
@@ -123,7 +123,7 @@ int64_t Pass::check_axes() const {
   return furthest;
 }
 
-// Blocks of tokens [first, end) must lie in the pool.
+// Blocks of tokens [first, end) must be in the pool.
 void Pass::check_blocks(int64_t slot, int64_t first, int64_t end) const {
   if (!in_.layout.table) return;
   for (int64_t block = first / kKvBlock; block * kKvBlock < end; ++block)

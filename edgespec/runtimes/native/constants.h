@@ -5,10 +5,10 @@
 // clang-format off
 namespace edgespec {
 
-constexpr int kBlock = 32;  // weights along k that lie together
+constexpr int kBlock = 32;  // weights along k that are stored together
 constexpr int kTile = 16;  // output columns of a tile
 constexpr int kMaxHeadDim = 512;
-constexpr int kKvBlock = 128;  // tokens whose keys and values lie together
+constexpr int kKvBlock = 128;  // tokens whose keys and values are stored together
 constexpr int kStateRows = 144;  // a pass of 128 rows and what the first of them looks back at
 constexpr int kHeldBytes = 64;  // at the end of a delta rule's states: how many tokens they hold
 constexpr int kMaxTaps = 16;  // tokens that a short convolution sees
@@ -36,7 +36,7 @@ struct GgmlFacts {
   int zero;         // the code of 0
   GgmlScale scale;  // float16, one times a small integer, or a power of 2
   bool minimum;     // whether there is one
-  int table;        // the row of kGgmlTables that codes are looked up in, 0: none
+  int table;        // the row of kGgmlTables with the values of codes, 0: none
 };
 constexpr GgmlFacts kGgml[] = {{32, 4, 0, 32, 0, kHalf, true, 0}, {32, 4, 1, 32, 16, kHalf, false, 0}, {32, 4, 1, 32, 0, kHalf, true, 0}, {256, 2, 0, 16, 0, kTimes, true, 0}, {256, 2, 1, 16, 4, kTimes, false, 0}, {256, 4, 0, 32, 0, kTimes, true, 0}, {256, 4, 1, 32, 0, kTimes, true, 0}, {256, 4, 2, 16, 32, kTimes, false, 0}, {32, 4, 0, 32, 128, kHalf, false, 1}, {256, 4, 0, 32, 128, kTimes, false, 1}, {32, 4, 0, 32, 16, kExponent, false, 2}};
 constexpr uint8_t kGgmlTables[][16] = {{}, {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241}, {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4}};

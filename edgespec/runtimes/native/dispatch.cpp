@@ -7,7 +7,7 @@
 
 #include "kernels.h"
 
-#if defined(__x86_64__)  // clang-cl defines it, too
+#if defined(__x86_64__)  // clang-cl also defines it
 #include <cpuid.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -19,7 +19,7 @@ namespace edgespec {
 namespace {
 
 #if defined(__x86_64__)
-// Asked of the processor itself: what compilers offer for it lies in libraries that not every system has.
+// Queries the processor directly: compilers' functions for it are in libraries that not every system has.
 struct Cpuid {
   unsigned a = 0, b = 0, c = 0, d = 0;  // as registers are called
   Cpuid(unsigned leaf, unsigned part) {

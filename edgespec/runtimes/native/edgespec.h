@@ -1,22 +1,23 @@
-/* Native bundles from C, and from whatever can call C: no Python, no ONNX Runtime.
+/* Native bundles from C, and from any language that can call C: no Python, no ONNX Runtime.
  *
- * A model is a graph file of native operators (model.native.onnx of a bundle, draft/model.native.onnx): one node, whose
- * program this library runs on the weights of the file beside it, where that is mapped.  A cache holds keys, values and
- * states of some texts, its slots.  A pass runs rows behind the texts of slots: a row continues its text or an earlier
- * row, so the rows of a slot are a chain or a tree.  Then `keep` commits rows, and the others are forgotten.  That is
- * all that lossless speculative decoding asks of a model; drafters and tokenizers are the caller's
+ * A model is a graph file of native operators (model.native.onnx of a bundle, draft/model.native.onnx).  It has one
+ * node, whose program this library runs on the mapped weights of the file next to it.  A cache holds keys, values and
+ * states of some texts, its slots.  A pass runs rows after the texts of slots: a row continues its text or an earlier
+ * row, so the rows of a slot are a chain or a tree.  Then `keep` commits rows, and the others are forgotten.  Lossless
+ * speculative decoding needs nothing else from a model; the caller provides drafters and tokenizers
  * (examples/c/greedy.c).
  *
  * Functions that can fail return an EDGESPEC_ status.  Nothing here writes to stdout or stderr, and no C++ exception
  * leaves the library.
  *
- * Threads: a cache is used by one thread at a time, different caches by different threads, over one model too.  Passes
- * of one model wait for each other.  Ownership: results of a pass belong to its cache, and stay until the next pass of
- * that cache or its close.  A model stays until it and all of its caches are closed, in any order.  A call that is
- * refused has changed nothing.
+ * Threads: a cache is used by one thread at a time, different caches by different threads, also over one model.
+ * Passes of one model wait for each other.  Ownership: results of a pass belong to its cache, and are valid until the
+ * next pass of that cache or until it is closed.  A model is kept until it and all of its caches are closed, in any
+ * order.  A call that is refused has changed nothing.
  *
  * Structures begin with their size, which the caller sets (EDGESPEC_INIT), and arrays of them come with their count:
- * later versions add fields and entries at the end.  EDGESPEC_C_VERSION says how far this header knows the interface.
+ * later versions add fields and entries at the end.  EDGESPEC_C_VERSION is the version of the interface in this
+ * header.
  */
 #ifndef EDGESPEC_H
 #define EDGESPEC_H
@@ -61,7 +62,7 @@ enum { EDGESPEC_NO_ROWS = 0, EDGESPEC_ALL_ROWS = 1, EDGESPEC_LAST_ROWS = 2 /* th
 /* Hidden states that a pass gives. */
 enum {
   EDGESPEC_HIDDEN = 1,    /* the residual stream after the last layer */
-  EDGESPEC_AUXILIARY = 2, /* that after the layers that a drafter looks at, in the columns behind it */
+  EDGESPEC_AUXILIARY = 2, /* the same after the layers that a drafter taps, in the columns after it */
 };
 
 /* Sets the size, and all other fields to zero:  edgespec_request request = EDGESPEC_INIT(edgespec_request); */
@@ -79,7 +80,7 @@ enum {
 typedef struct edgespec_facts {
   uint32_t size;
   int32_t layers;
-  int32_t vocab;       /* columns of the model's own LM head: tokens, or those of its cut vocabulary */
+  int32_t vocab;       /* columns of the model's LM head: tokens, or those of its cut vocabulary */
   int32_t hidden;      /* width of the residual stream */
   int32_t input_width; /* of rows that are given instead of tokens */
   int32_t groups;      /* of trained heads */
@@ -98,12 +99,12 @@ typedef struct edgespec_request {
   /* [rows]: the earlier row of the pass that a row continues, -1: its slot's text; null: each the one before it */
   const int32_t* parents;
   const int32_t* slots; /* [rows], ascending; null: all of slot 0 */
-  /* [gates], 1: computed.  The attention of layer i is 2 i, its MLP 2 i + 1.  Behind those of the layers: look tokens
-   * up, begin with inputs, give hidden states, the model's LM head, each group of heads, auxiliary hidden states
-   * (if there are), low planes of int8 matrices by sub-layer.  null: the whole model, and what the next fields say. */
+  /* [gates], 1: computed.  The attention of layer i is 2 i, its MLP 2 i + 1.  After those of the layers: look tokens
+   * up, begin with inputs, give hidden states, the model's LM head, each group of heads, auxiliary hidden states (if
+   * there are), low planes of int8 matrices by sub-layer.  null: the whole model, and the next fields' choices. */
   const uint8_t* gates;
   int32_t logits; /* which rows' */
-  int32_t top;    /* 0: all logits; else only so many best tokens of each row and their logits, at most 1024 */
+  int32_t top;    /* 0: all logits; else only this many best tokens of each row and their logits, at most 1024 */
   int32_t hidden; /* EDGESPEC_HIDDEN + EDGESPEC_AUXILIARY; every row's */
 } edgespec_request;
 
@@ -131,7 +132,7 @@ EDGESPEC_API int edgespec_open(const char* graph, int32_t threads, edgespec_mode
 EDGESPEC_API void edgespec_close(edgespec_model* model);
 EDGESPEC_API int edgespec_describe(const edgespec_model* model, edgespec_facts* facts);
 
-/* Makes empty slots of so many tokens, the rows of their longest pass included.  Memory that no token has reached is
+/* Makes empty slots of `tokens` tokens, including the rows of their longest pass.  Memory that no token has reached is
  * not touched. */
 EDGESPEC_API int edgespec_cache_open(edgespec_model* model, int32_t slots, int64_t tokens, int32_t attention,
                                      edgespec_cache** cache);
@@ -145,11 +146,11 @@ EDGESPEC_API int edgespec_prefill(edgespec_cache* cache, int32_t slot, const int
 EDGESPEC_API int edgespec_pass(edgespec_cache* cache, const edgespec_request* request, edgespec_result* result);
 /* Commits rows of the last pass (by their numbers in it) to a slot's text: a path from the text on, ascending. */
 EDGESPEC_API int edgespec_keep(edgespec_cache* cache, int32_t slot, const int32_t* rows, int32_t count);
-/* Forgets tokens behind the first `length`.  left: how many there are now, `length` or, where states hold more than
- * that, what the last checkpoint before it had (0: none); null is fine. */
+/* Forgets tokens after the first `length`.  left: the remaining number, `length` or, if states hold more than that,
+ * the number at the last checkpoint before it (0: none); may be null. */
 EDGESPEC_API int edgespec_crop(edgespec_cache* cache, int32_t slot, int64_t length, int64_t* left);
-/* Keeps the states of the text as it is, to which it may be cropped later; the oldest but the first go.  Does nothing
- * where there are none. */
+/* Saves the states of the current text as a checkpoint for a later crop; the oldest checkpoint except the first is
+ * dropped.  Does nothing in models without states. */
 EDGESPEC_API int edgespec_checkpoint(edgespec_cache* cache, int32_t slot);
 /* Runs a group of trained heads on rows [rows, hidden] of hidden states: logits or best of head 0 for all rows, then of
  * head 1, ...  Rows of a pass may still be kept. */

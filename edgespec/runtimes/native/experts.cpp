@@ -1,7 +1,7 @@
-// Mixtures of experts: each row is sent to a few experts, and only those that some row is sent to are read.
+// Mixtures of experts: each row is sent to a few experts, and experts without rows are not read.
 //
-// Rows are gathered by expert; an expert's matrices are read once for all its rows.  What an expert gives for a row
-// does not depend on the rows beside it, and a row's experts are added up in the order in which the row ranks them.
+// Rows are gathered by expert; an expert's matrices are read once for all its rows.  An expert's output for a row does
+// not depend on other rows, and a row's experts are added up in the order in which the row ranks them.
 #include <algorithm>
 #include <cstring>
 
@@ -47,7 +47,7 @@ void Pass::route(const Step& s, int row) {
   }
 }
 
-// Which rows go to which expert, and the rows' activations in that order.
+// Sorts rows by expert, and copies the rows' activations in that order.
 void Pass::gather(const Step& s) {
   const int rows = in_.rows, each = s.heads, blocks = blocks_of(s.k);
   const float* routed = floats(s.x);

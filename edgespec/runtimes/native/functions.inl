@@ -26,7 +26,7 @@ inline F sigmoid(F x) {
 
 inline F silu(F x) { return fmul(x, sigmoid(x)); }
 
-// What exp(-|x|) is taken for nothing beyond: e^-80, long before it would be a denormal number.
+// exp(-|x|) is cut off at e^-80, long before it would be a denormal number.
 constexpr float kFaint = -80.f;
 
 // x * Phi(x) with Phi = 1 - erfc(|x| / sqrt 2) / 2 above zero.  erfc by Hastings' polynomial (Abramowitz and Stegun,

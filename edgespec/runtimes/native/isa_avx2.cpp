@@ -16,8 +16,8 @@ namespace {
 #include "lanes_avx2.inl"
 #include "matrices_avx2.inl"
 
-// Rows of one block of nibbles.  Products of a whole block, at most 16 * 15 * 127 a lane, add up in 16 bits.  A block
-// is taken in two parts, whose weights stay in 8 registers while the rows pass by: a broadcast load serves both halves
+// Rows of one block of nibbles.  Products of a whole block, at most 16 * 15 * 127 per lane, add up in 16 bits.  A block
+// is read in two parts, whose weights stay in 8 registers while the rows pass by: a broadcast load serves both halves
 // of the tile.  For one row the parts would only cost stores.
 template <int Parts, class Put>
 EDGESPEC_INLINE void block_q4(const uint8_t* q, const Act* a, int rows, Put put) {
@@ -117,7 +117,7 @@ EDGESPEC_INLINE void quarter_p8(const uint8_t* h, const uint8_t* l, const int8_t
   nibble_rows(low, high, x, rows, put);
 }
 
-// Of bytes or two planes.
+// Rows of one block of bytes or of two planes.
 template <Kind kind>
 EDGESPEC_INLINE void block_rows(const uint8_t* q, const uint8_t* low, const Act* a, int rows, const __m256 (&scales)[2],
                                 __m256 (*acc)[2]) {

@@ -207,7 +207,7 @@ void nomad_sums(const uint8_t* codes, int subs, const uint8_t* const* tables, ui
     }
 }
 
-// What k_dots multiplies with.
+// Operand of k_dots.
 struct Roof {
   int32_t v;
 };

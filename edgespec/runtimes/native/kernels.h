@@ -20,7 +20,7 @@ struct Query {
   const uint8_t* lut;  // [subs][16], for nomad keys
 };
 
-// Packed weights, and of kP8 their low plane: without it the high one is taken alone.
+// Packed weights, and for kP8 their low plane; without it only the high one is read.
 struct Weights {
   const uint8_t* high;
   const uint8_t* low;
@@ -29,8 +29,8 @@ struct Weights {
 
 struct Kernels {
   const char* name;
-  // y[r][0..columns) of rows r < rows <= 16 for one tile; columns <= 16.  The high plane alone multiplies activations
-  // with offset_of_high.
+  // y[r][0..columns) of rows r < rows <= 16 for one tile; columns <= 16.  If only the high plane is read, activations
+  // have offset_of_high.
   void (*linear[kProducts])(Weights tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
   // Root-mean-square norm (weight null: none), to float32 or to blocks quantized for a matrix of this kind (stride:
   // records from block to block).
@@ -46,11 +46,12 @@ struct Kernels {
   void (*rotate)(float* head, int dim, int rotary, const float* cos, const float* sin);
   void (*add)(float* x, const float* y, int n);  // x += y
   void (*embed)(Kind kind, Weights weights, int k, int64_t row, float* y);
-  // Scores [queries][ld] of 16 keys a tile, for `tiles` tiles from `tile` on.  ahead: how far from here, in bytes, lies
-  // what is needed next; it is fetched meanwhile.
+  // Scores [queries][ld] of 16 keys per tile, for `tiles` tiles from `tile` on.  ahead: offset in bytes of the data
+  // that is needed next; it is prefetched.
   void (*score)(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,
                 float* out, size_t ld, ptrdiff_t ahead);
-  // Of scores [queries][ld], of which n count: the largest of each query; s = exp(s - largest) in place, and their sum.
+  // For scores [queries][ld], of which n count: the largest of each query; s = exp(s - largest) in place, and their
+  // sum.
   void (*largest)(const float* s, size_t ld, int n, int queries, float* out);
   void (*exponentials)(float* s, size_t ld, int n, int queries, const float* largest, float* sum);
   // out[q][dim] += p[q][0..tokens) @ values; from a multiple of 32 in the block; p is 0 beyond, to

@@ -1,6 +1,6 @@
-// Everything that can be said once for all instruction sets, over the vector types an isa_*.cpp file defines before
-// including this: F = 16 float32, I = 16 int32, B = 64 bytes, and the functions on them (see isa_scalar.cpp).  The file
-// is included inside an anonymous namespace: code compiled for one processor must never be linked into another's path.
+// Code shared by all instruction sets, over the vector types that an isa_*.cpp file defines before including this: F =
+// 16 float32, I = 16 int32, B = 64 bytes, and the functions on them (see isa_scalar.cpp).  The file is included inside
+// an anonymous namespace: code compiled for one processor must never be linked into another's path.
 
 #include "functions.inl"
 #include "recurrent.inl"
@@ -169,7 +169,7 @@ void k_embed(Kind kind, Weights weights, int k, int64_t row, float* y) {
 
 #include "attention.inl"
 
-// The high plane alone: what it stands for is in 16ths.
+// Only the high plane: its values are in 16ths.
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
   linear<kQ4>(tile, k, act, rows, y, ld, columns);
   for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, fmul(fload_n(y + r * ld, columns), fset(16.f)), columns);

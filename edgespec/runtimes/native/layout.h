@@ -1,4 +1,4 @@
-// How numbers lie in memory: packed weights, quantized activations, the KV cache.  The same on every processor.
+// Memory layout of packed weights, quantized activations and the KV cache.  The same on every processor.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,30 +8,30 @@
 
 namespace edgespec {
 
-constexpr int kRowGroup = 16;  // rows whose activations lie together
+constexpr int kRowGroup = 16;  // rows whose activations are stored together
 
 inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 
 // ---- weights [n, k] ----------------------------------------------------------------------------------------------
 //
 // A tile is 16 output columns over all of k; k is padded to pairs of blocks.
-//   kQ4: a pair is 2 x 16 float16 scales, then 2 x 256 bytes: 4 vectors of 64 bytes, byte [c * 4 + i] of vector j
-//        holds column c, low nibble k = 4 j + i, high nibble k = 16 + 4 j + i, each with 8 added.
-//   kQ4x64: a scale a pair instead of a block, and pairs in twos, so that payloads begin with a cache line: 2 x 16
-//        float16 scales, then the payloads of two pairs as in kQ4; an odd last one alone, behind as many scales.
-//        A wider kind has more pairs behind its two scales.
+//   kQ4: a pair is 2 x 16 float16 scales, then 2 x 256 bytes: 4 vectors of 64 bytes, byte [c * 4 + i] of vector j holds
+//       column c, low nibble k = 4 j + i, high nibble k = 16 + 4 j + i, each with 8 added.
+//   kQ4x64: a scale per pair instead of per block, and pairs in twos, so that payloads begin with a cache line: 2 x 16
+//       float16 scales, then the payloads of two pairs as in kQ4.  An odd last pair follows as many scales.  A wider
+//       kind has more pairs after its two scales.
 //   kQ8: as kQ4 with 2 x 512 bytes: 8 vectors, byte [c * 4 + i] of vector j is k = 4 j + i with 128 added.
-//   kP8: the same bytes in two planes.  The high one is packed as kQ4 and has their high nibbles; the low one lies
-//        elsewhere, [tiles][blocks][256], in the same order and without scales.  The high plane alone is a model of 4
-//        bits: it takes a weight for the middle of those that share its high nibble.
-//   kC8: a scale a column instead of a block: all payloads as in kQ8, then 16 float32 scales.
+//   kP8: the same bytes in two planes.  The high one is packed as kQ4 and has their high nibbles.  The low one is
+//       stored separately, [tiles][blocks][256], in the same order and without scales.  The high plane without it is a
+//       model of 4 bits: it replaces a weight by the middle of those that share its high nibble.
+//   kC8: a scale per column instead of per block: all payloads as in kQ8, then 16 float32 scales.
 //   kF32: [k][16] float32; kF16, kBF16: the same of 16-bit numbers.
 //   kQ4_1 to kMXFP4: ggml's block types (ggml-common.h), bit for bit.  First the codes of each group of weights that
 //        ggml keeps together, after those of all groups the scales; k is whole groups.  Codes are its bytes, four by
 //        four of 16 columns; of kQ5_0 and kQ5_1 also a vector of upper bits, bit j of byte [c * 4 + i] that of k = 4 j
 //        + i.  Then 16 float16 scales (or exponents in a byte each) and 16 minima, and of kTimes the small integers in
 //        bytes, 16 for each of the group's scales, then those of the minima; kQ2_K has both in one byte, as ggml does.
-// Only looked up, not multiplied by: kR8: [n, k] int8, a float32 scale a row beside it; kR32: [n, k] float32.
+// Only looked up, not multiplied by: kR8: [n, k] int8, with a float32 scale per row; kR32: [n, k] float32.
 constexpr bool is_ggml(Kind kind) { return kind >= kQ4_1 && kind <= kMXFP4; }
 constexpr GgmlFacts ggml(Kind kind) { return kGgml[is_ggml(kind) ? kind - kQ4_1 : 0]; }
 constexpr bool takes_floats(Kind kind) { return kKinds[kind].acts == kF32; }  // of activations
@@ -39,12 +39,12 @@ constexpr bool is_four(Kind kind) { return kKinds[kind].bits == 4 && !is_ggml(ki
 constexpr bool in_blocks(Kind kind) { return kKinds[kind].size > 0; }
 constexpr bool is_wide(Kind kind) { return kKinds[kind].size > kBlock; }  // whole pairs share a scale
 constexpr size_t payload_bytes(Kind kind) { return size_t(kBlock) * kTile * kKinds[kind].bits / 8; }  // of a block
-// Of a kind in blocks: pairs that follow two rows of scales, and their bytes with those.
+// For a kind in blocks: pairs that follow two rows of scales, and their bytes with those.
 constexpr size_t pairs_together(Kind kind) { return size_t(kKinds[kind].size) / kBlock; }
 constexpr size_t together_bytes(Kind kind) { return 64 + pairs_together(kind) * 2 * payload_bytes(kind); }
 
-// What an activation computes: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu; kXielu
-// alone reads numbers (kernels.h) and has no gate.
+// Activation functions: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu.  Only kXielu
+// reads numbers (kernels.h), and it has no gate.
 enum Fn : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kSigmoid = 5, kFns = 6, kXielu = 6 };
 
 inline int blocks_of(int k) { return 2 * ((k + 2 * kBlock - 1) / (2 * kBlock)); }
@@ -74,7 +74,7 @@ inline size_t pair_payload(size_t pair) {
   constexpr size_t n = pairs_together(kind);
   return pair / n * together_bytes(kind) + 64 + pair % n * 2 * payload_bytes(kind);
 }
-// Of kP8: bytes of a tile of the low plane.
+// Bytes of a tile of the low plane of kP8.
 inline size_t low_bytes(int k) { return blocks_of(k) * payload_bytes(kP8); }
 inline size_t packed_bytes(Kind kind, int n, int k) {
   if (kind == kR8 || kind == kR32) return size_t(n) * k * (kind == kR8 ? 1 : 4);
@@ -94,7 +94,7 @@ struct Act {
 
   int32_t offset_of_bytes() const { return static_cast<int32_t>(static_cast<uint32_t>(offset) * 16); }
 };
-// The offset for the high plane alone, in 16ths of its levels: takes a nibble h for 16 h + 7.5 - 128.
+// The offset for reading only the high plane, in 16ths of its levels: takes a nibble h for 16 h + 7.5 - 128.
 inline int32_t offset_of_high(int32_t offset) {
   return static_cast<int32_t>(offset - ((int64_t(15) * offset + 128) >> 8));
 }
@@ -108,20 +108,20 @@ inline int rows_in_group(int rows, int group) {
 // ---- the KV cache of one sequence -----------------------------------------------------------------------------------
 //
 // [states][recent keys][blocks of 128 tokens], a block = [layer][kv head][keys | codes | values].  Everything of a
-// token range lies together, so that growing a cache is copying its bytes to the front of a larger one.  Layers whose
-// heads are of different sizes have neither codes nor recent keys.
-// Sequences that share blocks lie in one pool: of each [states][recent keys][table], to 64 bytes, then the blocks of
-// all.  The table has the number of each of the sequence's blocks, int32.
+// token range is contiguous, so that growing a cache is copying its bytes to the front of a larger one.  Layers whose
+// heads are of different sizes have neither codes nor recent keys.  Sequences that share blocks are in one pool: of
+// each [states][recent keys][table], to 64 bytes, then the blocks of all.  The table has the number of each of the
+// sequence's blocks, int32.
 //   keys f32, f16: 8 tiles [head_dim][16].          int8: 8 tiles [head_dim / 4][16][4] of k + 128, then 128 scales.
 //   int4: 8 tiles [head_dim / 8][16][4], low nibble = first four dimensions.      (scale and zero point per channel)
 //   nomad: [head_dim / d_sub][64], byte b: low nibble = token (b & 1) * 32 + b / 2, high nibble = that + 64.
 //   values f32, f16: [128][head_dim].               int8: [32][head_dim][4], then 128 scales.
-// Recent keys: [layer][kv head][ring / 16][head_dim][16] float16; the first kSinks rows of the ring's front part hold
-// the first tokens of the sequence for good.
-// States of layers without attention, one layer after the other: [kStateRows][width] float32, what a token at place p
-// gave in row p % kStateRows.  A pass writes its rows there, so that those it rejects are overwritten by the next, like
-// keys.  A delta rule's layer has two things more: its matrices [head][n / 16][dim][16] float32, and in 64 bytes of
-// their own an int64, how many tokens they hold (0: the matrices count as zeros).
+// Recent keys: [layer][kv head][ring / 16][head_dim][16] float16; the first kSinks rows of the ring's front part always
+// hold the first tokens of the sequence.  States of layers without attention, one layer after the other:
+// [kStateRows][width] float32, with the output of the token at index p in row p % kStateRows.  A pass writes its rows
+// there, so that the next pass overwrites those that are rejected, like keys.  A delta rule's layer also has its
+// matrices [head][n / 16][dim][16] float32, and in 64 more bytes an int64, the number of tokens in them (0: the
+// matrices count as zeros).
 inline size_t key_bytes(KvFormat format, int dim) { return size_t(kKeys[format].channel) * dim + kKeys[format].scales; }
 inline size_t value_bytes(KvFormat format, int dim) { return key_bytes(format, dim); }
 inline bool is_coded(KvFormat format) { return format == kKvInt8 || (format >= kKvInt4 && format <= kKvNomad2); }

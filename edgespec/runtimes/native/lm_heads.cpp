@@ -1,4 +1,4 @@
-// What comes after the layers and between them: hidden states in and out, further heads, LM heads.
+// Steps between and after the layers: hidden states in and out, further heads, LM heads.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -93,7 +93,7 @@ void Pass::split(const Step& s, int row) {
   if (s.base >= 0) k_.add(out, floats(s.base) + from * s.n, s.n);
 }
 
-// What is done to the logits of one row and one tile, y [kTile]; beyond the columns they stay 0.
+// Finishes the logits of one row and one tile, y [kTile]; beyond the columns they stay 0.
 void Pass::finish_logits(const Step& s, int tile, int columns, float* y) const {
   if (s.bias >= 0) k_.add(y, vector(s.bias) + size_t(tile) * kTile, columns);
   if (s.scale != 1) k_.scale(y, kTile, s.scale);

@@ -5,10 +5,10 @@ constexpr int kAhead = 2048;  // bytes: how far weights are fetched before they 
 
 #define EDGESPEC_INLINE inline __attribute__((always_inline))
 
-// Keeps the compiler from loading the next rows early, for which it would move sums to memory.
+// Keeps the compiler from loading the next rows early, which would move sums to memory.
 EDGESPEC_INLINE void in_order() { asm volatile("" ::: "memory"); }
 
-// What four columns of a block multiply: v[j] holds k = 4 j to 4 j + 3 of each.
+// Operands of four columns of a block: v[j] holds k = 4 j to 4 j + 3 of each.
 template <Kind kind>
 EDGESPEC_INLINE void four_columns(const uint8_t* q, const uint8_t* low, int8x16_t (&v)[8]) {
 #pragma GCC unroll 8
@@ -58,7 +58,7 @@ EDGESPEC_INLINE void pairs_of_columns(int8x16_t (&v)[8]) {
     v[e + 1] = vreinterpretq_s8_s32(vzip2q_s32(a, b));
   }
 }
-// Scales and offsets of two rows, in turns.
+// Scales and offsets of two rows, interleaved.
 struct TwoRows {
   float32x4_t scales;
   int32x4_t offsets;
@@ -88,8 +88,8 @@ EDGESPEC_INLINE void store_columns(const float32x4_t (&v)[N], float* y, size_t l
   }
 }
 
-// Up to 16 columns for up to 4 rows, fewer for more: so many sums fit the registers.  The tile stays in the nearest
-// cache meanwhile.
+// Up to 16 columns for up to 4 rows, fewer for more, so that the sums fit the registers.  The tile stays in the nearest
+// cache.
 constexpr int quarters_of(int rows) { return rows > 8 ? 1 : rows > 4 ? 2 : 4; }
 
 // N of `rows` rows.  Bytes become signed by taking 128 off, so only nibbles need the offset.  Where a pair has one

@@ -160,7 +160,7 @@ Initializer read_initializer(Bytes message) {
   return found;
 }
 
-// A file beside the graph, never elsewhere.
+// A file in the graph's folder, never elsewhere.
 std::string beside(const std::string& path, const std::string& name) {
   if (name.empty() || name == "." || name == ".." || name.find_first_of("/\\:") != std::string::npos ||
       name.find('\0') != std::string::npos)
@@ -215,7 +215,7 @@ Bytes graph_of(Bytes model) {
   throw std::invalid_argument("not a graph of ONNX");
 }
 
-// Whether an input behind the fixed ones is one of a pass (node.h), no weight.
+// Whether an input after the fixed ones belongs to a pass (node.h) rather than being a weight.
 bool is_given(const std::string& name) {
   return name == "memory" || name == "sources" || name == "inserted" || name == "axes";
 }
@@ -253,7 +253,7 @@ Mapping::Mapping(const std::string& path) {
   std::wstring wide(path.size() + 1, L'\0');  // never more units than bytes
   if (!MultiByteToWideChar(CP_UTF8, MB_ERR_INVALID_CHARS, path.c_str(), -1, &wide[0], int(wide.size())))
     fail(path, "not a path in UTF-8");
-  // others may read, rename or delete it meanwhile
+  // others may read, rename or delete it while it is open
   const HANDLE file = CreateFileW(wide.c_str(), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE, nullptr,
                                   OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
   if (file == INVALID_HANDLE_VALUE) fail(path, "cannot be opened (error " + std::to_string(GetLastError()) + ")");

@@ -28,9 +28,9 @@ class Mapping {
 
 struct ModelFile {
   std::string program;
-  std::vector<Tensor> weights;               // of the node's inputs behind the fixed ones
-  std::vector<std::unique_ptr<Mapping>> in;  // where they lie
-  std::vector<Memory> small;                 // those that stand in the graph file
+  std::vector<Tensor> weights;               // of the node's inputs after the fixed ones
+  std::vector<std::unique_ptr<Mapping>> in;  // where they are mapped
+  std::vector<Memory> small;                 // those that the graph file holds
 };
 
 // Throws std::invalid_argument: no such graph, or one of more than one node, or weights that are not where it says.

@@ -78,7 +78,7 @@ void read_memories(const View& memory, const View& sources, PassInputs& in) {
   in.sources = static_cast<const int64_t*>(sources.data);
 }
 
-// Rows that stand where tokens are below 0, and positions that rows turn by: the inputs from `next` on.
+// Embeddings for rows with tokens below 0, and positions for their rotation: the inputs from `next` on.
 void read_inserted(const Program& program, const View* next, PassInputs& in) {
   if (program.inserted) {
     const View& rows = *next++;
@@ -127,8 +127,7 @@ NodePass read_node(const Program& program, const std::vector<View>& given) {
   in.gate_count = static_cast<int>(gates.count());
   pass.gates = std::make_unique<bool[]>(static_cast<size_t>(in.gate_count) + 1);
   std::transform(static_cast<const uint8_t*>(gates.data), static_cast<const uint8_t*>(gates.data) + in.gate_count,
-                 pass.gates.get(),
-                 [](uint8_t byte) { return byte != 0; });  // whatever is written there: a bool is 0 or 1
+                 pass.gates.get(), [](uint8_t byte) { return byte != 0; });  // any byte may be there: a bool is 0 or 1
   in.gates = pass.gates.get();
   in.moves = static_cast<const int64_t*>(moves.data);
   in.move_count = static_cast<int>(moves.count() / 3);

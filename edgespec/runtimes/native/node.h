@@ -1,16 +1,17 @@
-// What a Decoder node is given and gives, whoever runs it: ONNX Runtime (ops.cpp) or the C interface (c_api.cpp).
+// Inputs and outputs of a Decoder node, for both of its callers: ONNX Runtime (ops.cpp) and the C interface
+// (c_api.cpp).
 //
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
 //   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top + 2048 x columns of the LM heads
 //   that are computed, the first ones, 0 = all; keys, values, codes, read codes + 2 x blocks of each slot's table,
-//   window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with; cache.h),
-//   hidden_in float [T, D] (looked at only where the gates let it be loaded), then, of a program that reads memories,
-//   memory uint8 [M, bytes] (keys and values of cross-attention, filled by passes of their own) and sources int64 [2,
-//   T] (the memory of each row, and how many rows of it are seen or, as it is filled, which one this is), of one that
-//   inserts rows, inserted float [I, D'], of one whose rows have three positions, axes int64 [3, T], then the weights.
+//   window, sinks, ring), tables float [..] (learned tables of the keys' format, then of the codes' format; cache.h),
+//   hidden_in float [T, D] (read only if the gates load it), then, for a program with cross-attention, memory uint8 [M,
+//   bytes] (keys and values of cross-attention, filled by separate passes) and sources int64 [2, T] (the memory of each
+//   row, and how many rows of it are seen or, as it is filled, which one this is), for one that inserts rows, inserted
+//   float [I, D'], for one whose rows have three positions, axes int64 [3, T], then the weights.
 // outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
-//   times the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the
-//   gates; W: columns of the stores that they leave on).
+//   times the rows that the active LM heads compute for each; hidden float [T, W] (no rows unless the gates ask for it;
+//   W: columns of the stores that they leave on).
 #pragma once
 #include <memory>
 #include <vector>

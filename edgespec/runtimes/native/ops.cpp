@@ -26,7 +26,7 @@ constexpr int kMembers = 64;  // threads of the pool that may take part in a pas
 struct Decoder {
   Program program;
   size_t inputs() const { return node_inputs(program); }  // before the weights
-  bool constant = false;  // the weights are initializers: where they lie need be asked only once
+  bool constant = false;  // the weights are initializers: their addresses are needed only once
   std::atomic<bool> asked{false};
   std::vector<Tensor> weights;
   std::mutex mutex;
@@ -39,7 +39,7 @@ struct Decoder {
     idle.pop_back();
     return scratch;
   }
-  void give_back(std::unique_ptr<Scratch> scratch) {  // where there is no room for it, it is freed
+  void give_back(std::unique_ptr<Scratch> scratch) {  // it is freed if there is not enough memory to keep it
     const std::lock_guard<std::mutex> lock(mutex);
     try {
       idle.push_back(std::move(scratch));
@@ -176,10 +176,10 @@ EDGESPEC_EXPORT edgespec::abi::Status* RegisterCustomOps(edgespec::abi::SessionO
   using namespace edgespec;
   using namespace edgespec::abi;
   g_api = base->get_api(kApiVersion);
-  if (!g_api) return nullptr;  // an ONNX Runtime older than 1.18 has said so on stderr
+  if (!g_api) return nullptr;  // an ONNX Runtime older than 1.18 has already reported that on stderr
   static const CustomOp decoder = make_decoder();
   static std::mutex making;
-  static Domain* domain = nullptr;  // one for all sessions: nobody would free theirs
+  static Domain* domain = nullptr;  // one for all sessions: one per session would never be freed
   const std::lock_guard<std::mutex> lock(making);
   if (!domain) {
     Domain* made = nullptr;

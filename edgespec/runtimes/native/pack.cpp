@@ -157,7 +157,7 @@ Kind known(const char* name, int k) {
 }  // namespace edgespec
 
 // Packs tiles of 16 rows each, k numbers long: q4 of Q4_0, q8 and p8 of Q8_0, others of the type of their name.  rows
-// [16 * tiles]: where each begins, null: zeros.  out [tiles * tile_bytes], low [tiles * low_bytes] of p8 alone. Returns
+// [16 * tiles]: where each begins, null: zeros.  out [tiles * tile_bytes], low [tiles * low_bytes] only for p8. Returns
 // 0, or 1 for a kind or a length that cannot be.
 EDGESPEC_EXPORT int edgespec_pack(const char* kind, int k, const uint8_t* const* rows, int64_t tiles, uint8_t* out,
                                   uint8_t* low) {

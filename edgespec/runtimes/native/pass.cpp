@@ -127,7 +127,7 @@ void Pass::fit_offsets(const Step& s) {
   }
 }
 
-// What a step that cuts its work itself is cut into.
+// Cuts the work of a step that defines its own chunks.
 int Pass::open_own(const Step& s, int members) {
   switch (s.op) {
     case Op::kExperts: return open_experts(s, members);
@@ -299,8 +299,8 @@ void Pass::heads(const Step& s, int chunk) {
   }
 }
 
-// How many row groups meet a whole chunk of a matrix before the next ones do: their activations stay in the second
-// cache meanwhile.
+// Number of row groups that use a whole chunk of a matrix before the next ones do: their activations stay in the second
+// cache.
 int Pass::groups_together(const Step& s) const {
   constexpr size_t kTogether = size_t(384) << 10;
   return static_cast<int>(std::max<size_t>(1, kTogether / act_bytes(s.kind, s.k, kRowGroup)));
@@ -321,7 +321,7 @@ void Pass::linear_tile(const Step& s, int tile, int first, int last) {
   for (int group = first; group < last; ++group) {
     const int n = rows_in_group(rows, group);
     float* first_row = floats(s.out) + size_t(group) * kRowGroup * s.n + tile * kTile;
-    for (int i = 0; i < n; ++i) __builtin_prefetch(first_row + size_t(i) * s.n, 1, 2);  // they lie far apart
+    for (int i = 0; i < n; ++i) __builtin_prefetch(first_row + size_t(i) * s.n, 1, 2);  // far from each other
     k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile,
                       kTile);
     for (int i = 0; i < n; ++i) {

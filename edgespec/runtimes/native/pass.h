@@ -31,7 +31,7 @@ struct PassInputs {
   int64_t hidden_rows = 0, hidden_width = 0;
   const bool* gates = nullptr;
   int gate_count = 0;
-  // [count][3]: slot, from, to.  From kCommitted: so many tokens of the slot are committed, its states may hold them.
+  // [count][3]: slot, from, to.  From kCommitted: this many tokens of the slot are committed, its states may hold them.
   const int64_t* moves = nullptr;
   int move_count = 0;
   uint8_t* kv = nullptr;  // [slots][kv_bytes], a pool where the layout has tables
@@ -44,12 +44,12 @@ struct PassInputs {
   KvLayout memory_layout;
   // [2][rows]: the memory of each row, then how many rows of it are seen or, where it is filled, which one this is.
   const int64_t* sources = nullptr;
-  const float* inserted = nullptr;  // [inserted_rows, Program::inserted]: rows that stand where a token is below 0
+  const float* inserted = nullptr;  // [inserted_rows, Program::inserted]: embeddings for rows with tokens below 0
   int64_t inserted_rows = 0;
   const int64_t* axes = nullptr;  // [3][rows]: the positions that rows turn by; null: thrice that of the plan
   bool read_codes = false;
   int top = 0;      // 0: all logits, else the best `top` of each row
-  int columns = 0;  // of an LM head: its first ones alone; 0: all
+  int columns = 0;  // of an LM head: only the first ones; 0: all
   std::vector<Tensor> weights;
   CodeTables tables;
 };
@@ -79,9 +79,9 @@ class Memory {
   size_t size_ = 0;
 };
 
-// What a row may attend to: tokens [0, high) of its slot, whose places are their positions, then single ones that lie
-// elsewhere (ancestors in a tree), the first of which counts as token `high`.  A window leaves out what lies too far
-// back of both.
+// Tokens that a row may attend to: tokens [0, high) of its slot, whose cache indices are their positions, then single
+// ones stored out of order (ancestors in a tree), the first of which counts as token `high`.  A window leaves out
+// tokens of both that are too far back.
 struct Visible {
   struct Token {
     int64_t place, position;
@@ -118,13 +118,13 @@ class Pass {
     int slot, first, count;
     int64_t begin, end;          // tokens that any of them may see
     int64_t open, shut;          // tokens that all of them see where they belong
-    int64_t tail;                // the first block of which some of them see tokens that lie elsewhere
-    std::vector<int> leaves;     // rows on whose paths those of them lie that see such tokens
+    int64_t tail;                // the first block of which some of them see tokens stored out of order
+    std::vector<int> leaves;     // the last rows of their paths, for rows that see such tokens
     std::vector<int64_t> tiles;  // of the places of such tokens, ascending
   };
-  struct Tail {                   // tokens that lie elsewhere, for one KV head and the blocks [begin, begin + blocks)
+  struct Tail {                   // tokens stored out of order, for one KV head and the blocks [begin, begin + blocks)
     const float *scores, *exact;  // [queries of the group][16 of each of Group::tiles]
-    const uint8_t* values;        // [leaves][blocks], as if they lay where they belong
+    const uint8_t* values;        // [leaves][blocks], as if they were stored in order
     int64_t begin, blocks;
   };
 
@@ -142,7 +142,7 @@ class Pass {
     int64_t applied, kept, visible;
     int recalled;  // its first among all tokens that are recalled
   };
-  struct Turn {  // a row goes on from one level's state, and leaves its own at another
+  struct Turn {  // a row continues from one level's state, and leaves its own at another
     int row, from, to;
   };
 
@@ -170,7 +170,7 @@ class Pass {
   void turn(const Step& s, int row, float* y) const;
   const int64_t* plan(int line) const { return in_.plan + size_t(line) * in_.rows; }
   int count(const Step& s) const { return s.rows == 2 ? in_.heads * s.times : s.rows ? in_.heads : in_.rows; }
-  // Row of the source that a row of this step is made of.
+  // Row of the source that a row of this step is computed from.
   size_t source(const Step& s, int row) const {
     return s.rows == 2 ? size_t(s.first) * in_.heads + row : s.rows ? in_.head_rows[row] : row;
   }
@@ -261,16 +261,16 @@ class Pass {
   void* act_[kBuffers] = {};
   size_t next_ = 0;  // step to look at next
   const Step* step_ = nullptr;
-  bool lowered_[kBuffers] = {};  // whether activations have offsets for the high plane alone
+  bool lowered_[kBuffers] = {};  // whether activations have offsets for reading only the high plane
   int mixing_ = 0;               // the phase of a mixture of experts
   std::vector<Expert> experts_;
   std::vector<Piece> pieces_;
-  std::vector<int> slots_;  // [rows, experts of a row]: where the row lies among those sent
+  std::vector<int> slots_;  // [rows, experts of a row]: index of the row among those sent
   Stopwatch watch_;
   bool merging_ = false;     // the second phase of attention
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;
-  std::vector<int> path_;  // of each row: which of its group's leaves has it on its path, -1: all it sees lies in order
+  std::vector<int> path_;  // of each row: which of its group's leaves has it on its path, -1: all it sees is in order
   int dim_ = 0;            // of this step's heads, rounded up
   int splits_ = 1;
   int item_heads_ = 1;  // KV heads of an item of attention: one or all

@@ -20,7 +20,7 @@ bool is_profiling();
 // Adds a finished pass to what edgespec_profile_read gives.
 void add_profile(const Counted (&parts)[kParts], double seconds);
 
-// The parts of one pass.  Phases follow one another, so what lies between two calls is one part's time.
+// The parts of one pass.  Phases follow one another, so the time between two calls belongs to one part.
 class Stopwatch {
  public:
   Stopwatch() : on_(is_profiling()), begun_(now()), last_(begun_) {}

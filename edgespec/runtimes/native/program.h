@@ -1,10 +1,9 @@
-// What a node computes, as text: one step a line, "kind key=value ...".  The exporter writes it, Program::parse reads
-// it.  steps.inl is the table of steps; before them buffers are declared, ids from 0 on:
+// The computation of a node, as text: one step per line, "kind key=value ...".  The exporter writes it, Program::parse
+// reads it.  steps.inl is the table of steps; before them buffers are declared, ids from 0 on:
 //
-//   floats id width            a float32 buffer [rows, width]
-//   acts id width              quantized (or copied) activations [rows, width]
-//   lent layer dim             a layer of another model, whose cache this one's passes are given, for shared=1
-//   silu x k                   as a step: activate fn=silu rows=1
+//   floats id width            a float32 buffer [rows, width] acts id width              quantized (or copied)
+//   activations [rows, width] lent layer dim             a layer of another model, whose cache this one's passes are
+//   given, for shared=1 silu x k                   as a step: activate fn=silu rows=1
 #pragma once
 #include <cfloat>
 #include <string>
@@ -24,7 +23,7 @@ enum class Op {
 #include "steps.inl"
 };
 
-// What a step needs is said by its row of the table; it has the others as they are without their key.
+// Fields of a step; the table lists those that each kind of step needs, and others keep the defaults here.
 struct Step {
   Op op = Op::kEmbed;
   Kind kind = kQ4;
@@ -40,7 +39,7 @@ struct Step {
   bool spaces() const { return up >= 0; }                                     // of delta: a state space
   bool norms() const { return norm >= 0 || center; }
   bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
-  // Of a matrix in two planes: only the high one is read.
+  // Whether only the high plane of a matrix in two planes is read.
   bool high_alone(const bool* gates) const { return kind == kP8 && plane >= 0 && !gates[plane]; }
   bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }  // of logits
 };
@@ -56,14 +55,14 @@ struct Weight {
   size_t bytes() const { return low ? tiles_of(n) * low_bytes(k) : packed_bytes(kind, n, k); }  // of a matrix
 };
 
-// What a pass with certain gates does.
+// Work of a pass with certain gates.
 struct Active {
   bool embeds = false, loads = false, attends = false;
   bool sees_memory = false, fills_memory = false;
   int hidden = 0;   // width of the hidden states it gives, 0: none
   int logits = 0;   // rows of logits for each row that reaches an LM head
   int columns = 0;  // of the logits
-  int times = 1;    // most rows of a buffer for each row that reaches an LM head
+  int times = 1;    // maximum rows of a buffer for each row that reaches an LM head
 };
 
 // The layers whose keys and values a cache holds.
@@ -73,7 +72,7 @@ struct KvLayers {
 
   // One more layer, of which a step says this.  Why it does not fit those before it, or null.
   const char* add(int layer, int kv, int head_dim);
-  void describe(KvLayout& layout) const;  // sizes alone
+  void describe(KvLayout& layout) const;  // only sizes
 };
 
 struct Program {
@@ -83,7 +82,7 @@ struct Program {
   KvLayers kept, memory;  // the layers of a sequence's own cache, and of a memory
   // Layers without attention: how many, numbers of a token's row, tokens that a convolution sees, numbers of matrices.
   int states = 0, state_width = 0, state_length = 0, state_matrix = 0;
-  int hidden = 0;     // width of what stands first in hidden
+  int hidden = 0;     // width of the first columns of hidden
   int given = 0;      // width of the input hidden_in
   int inserted = 0;   // width of the input inserted, 0: there is none
   bool axes = false;  // whether rows have three positions
@@ -95,9 +94,9 @@ struct Program {
   // Throws std::invalid_argument with the line that cannot be read.
   static Program parse(const std::string& text);
 
-  // What a cache of this model is like, formats apart.
+  // Layout of a cache of this model, without formats.
   void describe(KvLayout& layout) const;
-  // What a memory is like, beside a cache of that layout: without states, and never with codes of keys.
+  // Layout of a cross-attention cache, given that of the cache: without states, and never with codes of keys.
   KvLayout memory_layout(const KvLayout& own) const;
 
   // Throws std::invalid_argument: too few gates, or LM heads that do not fit together.

@@ -1,13 +1,13 @@
-// Layers that remember something else than keys and values: short convolutions, gated delta rules (arXiv 2412.06464)
-// and state spaces (Mamba-2, arXiv 2405.21060), whose heads have a state S [dim, n] that each token changes:
-//   S = decay S + k (beta (v - decay S^T k))^T, what it gives is S^T q; or S = decay S + k (beta v)^T and S^T q + skip
-//   v.
+// Layers with other states than keys and values: short convolutions, gated delta rules (arXiv 2412.06464) and state
+// spaces (Mamba-2, arXiv 2405.21060), whose heads have a state S [dim, n] that each token changes:
+//   S = decay S + k (beta (v - decay S^T k))^T, with output S^T q; or S = decay S + k (beta v)^T, with output S^T q +
+//   skip v.
 //
-// What a layer reads of a token lies in a ring of rows (layout.h): a pass writes its own rows behind the text, where
-// the next pass overwrites those of rejected guesses.  A state cannot be taken back, so that it only ever holds tokens
-// that are committed.  A pass brings it up to those that were committed since (recall), and lets its own rows go on
-// from a copy (mix, delta): tile by tile, so that a state is read once and written once.  Committed or guessed, a token
-// changes a state by the same operations in the same order.
+// A layer's inputs from tokens are stored in a ring of rows (layout.h): a pass writes its rows after the text, and the
+// next pass overwrites those of rejected draft tokens.  A state cannot be rolled back, so it only ever holds committed
+// tokens.  A pass first advances it over the tokens that were committed since (recall).  Its own rows continue from a
+// copy (mix, delta), tile by tile, so that a state is read once and written once.  A token changes a state by the same
+// operations in the same order, whether it is committed or drafted.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -51,7 +51,7 @@ void Pass::convolve(const Step& s, int row) {
     std::fill_n(out, k, 0.f);
   Before seen[kMaxTaps];
   before(row, s.length, seen);
-  for (int j = 0; j < s.length; ++j) {  // the oldest first, whatever else is in the pass
+  for (int j = 0; j < s.length; ++j) {  // the oldest first, in every pass
     const float* w = vector(s.w) + j * k;
     if (seen[j].row >= 0) {
       const float *b = x + seen[j].row * 3 * k, *v = b + 2 * k;
@@ -106,9 +106,9 @@ void Pass::check_states() const {
   });
 }
 
-// The rows in an order in which a state is needed only until its last row has gone on from it.  A row takes over its
-// parent's state if it is the child with the most rows behind it, and else a copy one level up: there are never more
-// levels than the logarithm of the rows.
+// Orders the rows so that a state is no longer needed once its last row has continued from it.  A row takes over its
+// parent's state if it is the child with the largest subtree, and otherwise a copy one level up.  So the number of
+// levels is at most the logarithm of the rows.
 void Pass::order_rows() {
   const int64_t* parents = plan(4);
   std::vector<int> size(in_.rows, 1);
@@ -176,7 +176,7 @@ void Pass::delta(const Step& s, int chunk) {
   stage_ == 1 ? recall(s, chunk) : stage_ == 2 ? mix(s, chunk) : advance(s, chunk);
 }
 
-// Unit vectors q and k, and v, behind the convolution of rows [length]; decays and betas as the last of them says.
+// Unit vectors q and k, and v, after the convolution of rows [length]; decays and betas come from the last row.
 void Pass::mix_one(const Step& s, const float* const* rows, const float* own, float* y) const {
   k_.convolve(rows, vector(s.w), vector(s.upbias), s.length, s.k, y);
   const bool unit = !s.spaces();

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Reads `count` words from each of `streams` places far apart, a cache line from each in turn.
+// Reads `count` words from `streams` distant places, one cache line from each in turn.
 uint64_t read(const uint64_t* words, size_t count, int streams) {
   constexpr int kLine = 8;
   uint64_t sum[kLine] = {};

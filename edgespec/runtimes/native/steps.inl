@@ -1,29 +1,26 @@
-// The steps of a program, one row each, and the keys that they are written with.  What reads a program, checks it and
-// runs it includes this table (program.h, steps.cpp, pass.h, pass.cpp): a new step is a row here and a function
+// The steps of a program, one row each, and the keys that they are written with.  The code that reads a program, checks
+// it and runs it includes this table (program.h, steps.cpp, pass.h, pass.cpp): a new step is a row here and a function
 // of Pass.
 //
 //   STEP(name, Name, cut, "fields", needs)
 //
-// Pass::name(step, chunk) does the work.  cut says what a chunk is: kOnce, all of it; kSerial, a row, one after the
-// other; kRows, a row, side by side where there is much to do; kPieces, kPiece numbers of all rows as one line; kOwn,
-// what Pass::open_own says.
+// Pass::name(step, chunk) does the work.  cut defines a chunk: kOnce, all of it; kSerial, a row, one after the other;
+// kRows, a row, several at a time if there is much to do; kPieces, kPiece numbers of all rows as one line; kOwn, as
+// Pass::open_own decides.
 //
 // A field is KEY, KEY=TYPE, or KEY>TYPE if the step writes there; KEY? may be left out.
-//   floats[W]     a float32 buffer [rows, W]
-//   acts[W]       quantized (or copied) activations [rows, W]
-//   next[W]       activations for a matrix of the same kind; floats for c8, whose scale needs the whole row
-//   matrix[N,K]   a packed matrix, or rows that are looked up
-//   low[N,K]      the low plane of one of kind p8, which is read where gate `plane` is on
-//   vector[N]     at least so many float32 numbers
-//   table         rows by position: its length is looked at in every pass (check.cpp)
-//   any           for kind: also rows that are looked up, r8 and r32; for fn: also xielu
+//   floats[W]     a float32 buffer [rows, W] acts[W]       quantized (or copied) activations [rows, W] next[W]
+//   activations for a matrix of the same kind; floats for c8, whose scale needs the whole row matrix[N,K]   a packed
+//   matrix, or a table of rows low[N,K]      the low plane of a matrix of kind p8, which is read if gate `plane` is on
+//   vector[N]     at least N float32 numbers table         rows by position: every pass checks its length (check.cpp)
+//   any           for kind: also the kinds of tables, r8 and r32; for fn: also xielu
 // Sizes are sums of products and quotients of keys and numbers.  n|k is n, or k without n; made: heads whose rows are
-// made, with those of keys and values; tiled: dim rounded up to whole tiles; seen: one more than the last position.
-// NEED(good, what): what else must be so, of the step s; NEED_PLANES(low): a low plane, for p8 alone.
+// computed, with those of keys and values; tiled: dim rounded up to whole tiles; seen: one more than the last position.
+// NEED(good, what): another condition on the step s; NEED_PLANES(low): a low plane, only for p8.
 //
-// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square), sigmoid or xielu.
-// rows: 0 = all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them
-// already.  2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
+// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square), sigmoid or xielu. rows: 0 =
+// all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them already.
+// 2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
 
 // clang-format off
 #ifndef STEP
@@ -68,7 +65,7 @@ STEP(embed, Embed, kSerial, "w=matrix[n,k] low?=low[n,k] plane? kind?=any n k ou
 // Columns at to at + k of the input hidden_in -> floats.
 STEP(load, Load, kSerial, "out>floats[k] k at?", )
 
-// In rows of a token below 0, -1 - i: columns at to at + k of row i of the input inserted; add: to what is there.
+// In rows of a token below 0, -1 - i: columns at to at + k of row i of the input inserted; add: to the present values.
 STEP(insert, Insert, kSerial, "x>floats[k] k at? add?", )
 
 // In place: plus the row's position's row of positions [P, k].
@@ -88,9 +85,9 @@ STEP(quantize, Quantize, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] cen
      NEED(s.beta < 0 || s.norm >= 0, "beta without norm")
      NEED(s.rows == 2 || (s.times == 1 && s.first == 0), "times or first out of place"))
 
-// Normed floats -> floats; n: columns at to at + k of a buffer n wide, which may be a copy, without norm.  add: to what
-// is there, and the sum times scale.  center: less the mean first, which makes it a layer norm, if need be without
-// weights; beta: added at last.  In place, if all rows are normed and nothing is added.
+// Normed floats -> floats; n: columns at to at + k of a buffer n wide, which may be a copy, without norm.  add: to the
+// present values, and the sum times scale.  center: subtracts the mean first, which makes it a layer norm, if need be
+// without weights; beta: added at the end.  In place, if all rows are normed and nothing is added.
 STEP(norm, Norm, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] center? eps? k out>floats[n|k] add? rows? scale? "
      "n? at?",
      NEED(s.beta < 0 || s.norm >= 0, "beta without norm")
@@ -104,7 +101,7 @@ STEP(activate, Activate, kPieces, "x>floats[k] k fn?=any w?=vector[3] rows?",
      NEED((s.fn == kXielu) == (s.w >= 0), "expected w for xielu alone")
      NEED(s.rows <= 1, "rows out of place"))
 
-// out *= fn(x [rows, k / times]), in place; each number of x stands for so many.
+// out *= fn(x [rows, k / times]), in place; each number of x applies to `times` numbers.
 STEP(multiply, Multiply, kPieces, "x=floats[k/times] k fn? out>floats[k] times?",
      NEED(s.k % s.times == 0, "expected k that times divides"))
 
@@ -119,7 +116,7 @@ STEP(blend, Blend, kRows, "x>floats[k] base=floats[k] w=matrix[n*times,k] kind?=
 
 // ---- matrices -------------------------------------------------------------------------------------------------------
 
-// add: to what is there.
+// add: to the present values.
 STEP(linear, Linear, kOwn, "act=acts[k] w=matrix[n,k] low?=low[n,k] plane? kind? n k bias?=vector[n] out>floats[n] "
      "add? rows?",
      NEED_PLANES(s.low)
@@ -146,7 +143,7 @@ STEP(route, Route, kRows, "x=floats[n] n k out>floats[2*k] add? scale? first? fn
      NEED(s.first < s.k, "expected first below k")
      NEED(s.fn == kSilu || s.fn == kSigmoid, "fn out of place"))
 
-// Of the experts that route chose just before (x, heads of times): w (fn(gate) * up), by their weights.
+// For the experts that route chose just before (x, heads of times): w (fn(gate) * up), weighted.
 STEP(experts, Experts, kOwn, "act=acts[k] x=floats[2*heads] gate=matrix[times*n,k] up=matrix[times*n,k] "
      "w=matrix[times*k,n] gatelow?=low[times*n,k] uplow?=low[times*n,k] low?=low[times*k,n] plane? kind? n k times? "
      "heads fn? out>floats[k] add?",
@@ -157,10 +154,10 @@ STEP(experts, Experts, kOwn, "act=acts[k] x=floats[2*heads] gate=matrix[times*n,
 // ---- attention and states -------------------------------------------------------------------------------------------
 
 // q, k, v of a layer; keys are rotated and appended to the cache with the values, queries wait for attend.  late: norms
-// come after the rotation; growth [P]: what a query at that position is multiplied by; shared: queries alone, for keys
-// and values that an earlier step has appended for this layer.  From qx, kx and vx: those have been multiplied already.
-// memory: of the rows' memories; with shared=1 queries, else keys and values alone, which go where `sources` says.
-// axes: by which of the row's three positions a pair of channels turns, 0, 1 or 2 (M-RoPE, arXiv 2409.12191).
+// come after the rotation; growth [P]: factor of a query at that position; shared: only queries, for keys and values
+// that an earlier step has appended for this layer.  From qx, kx and vx: those have been multiplied already.  memory:
+// of the rows' memories; with shared=1 queries, else only keys and values, whose destinations are in `sources`.  axes:
+// index of the row's position that rotates a pair of channels, 0, 1 or 2 (M-RoPE, arXiv 2409.12191).
 STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*tiled,k] plane? kind? k? "
      "bias?=vector[made*dim] qx?=floats[heads*dim] kx?=floats[kv*dim] vx?=floats[kv*dim] dim heads kv rotary? cos?=table sin?=table axes?=vector[rotary/2] growth?=vector[seen] "
      "qnorm?=vector[dim] knorm?=vector[dim] vnorm?=vector[dim] late? eps? layer? scale? shared? memory?",
@@ -187,9 +184,9 @@ STEP(attend, Attend, kOwn, "out>floats[heads*dim] layer? heads kv dim window? ca
 // by its parents, older ones from the cache's states; layer: which of those with states.
 STEP(convolve, Convolve, kRows, "x=floats[3*k] k length layer? w=vector[length*k] bias?=vector[k] out>floats[k]", )
 
-// A gated delta rule: x = q, k [kv, dim], v [heads, n] before the short convolution w and silu; a, b: what decays and
-// scale * betas are made of, with bias and rate; out [rows, heads * n], each head normed and times silu(z).  up makes
-// it a state space: decay and step of a alone, up times v is added, heads are not normed; upbias: of the convolution.
+// A gated delta rule: x = q, k [kv, dim], v [heads, n] before the short convolution w and silu; a, b: inputs of decay
+// and of scale * betas, with bias and rate; out [rows, heads * n], each head normed and times silu(z).  up makes it a
+// state space: decay and step come only from a, up times v is added, heads are not normed; upbias: of the convolution.
 STEP(delta, Delta, kOwn, "x=floats[k] k z=floats[heads*n] a=floats[heads] b?=floats[heads] length layer? "
      "w=vector[length*k] bias=vector[heads] rate=vector[heads] norm?=vector[n] up?=vector[heads] upbias?=vector[k] "
      "eps? heads kv dim n out>floats[heads*n] scale?",

@@ -1,10 +1,10 @@
-// A pass over the model as a sequence of phases, worked off by however many threads turn up.
+// A pass over the model as a sequence of phases, executed by any number of threads.
 //
-// A phase is a number of independent chunks.  Threads take chunks from a shared counter; whoever finishes the last one
-// prepares the next phase (running small serial steps on the way) and opens it.  Nobody waits for a thread that has not
-// come: a single thread completes the whole pass, a late one joins where the others are.  So it is safe on any pool,
-// also on a busy one, and one parallel region covers all of a pass: waking a pool for each operator would cost more
-// than many of the operators.
+// A phase is a number of independent chunks.  Threads take chunks from a shared counter.  The thread that finishes the
+// last chunk prepares the next phase (running small serial steps on the way) and opens it.  Threads never wait for one
+// that has not come: a single thread completes the whole pass, and a late one joins where the others are.  So it is
+// safe on any pool, also on a busy one.  One parallel region covers all of a pass: waking a pool for each operator
+// would cost more than many of the operators.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -13,7 +13,7 @@ constexpr int kMostTop = 1024;
 
 // ---- passes --------------------------------------------------------------------------------------------------------
 
-// A plan [6][rows] of rows that continue each other behind the texts of slots, or as `parents` says.
+// Plans [6][rows] of rows that continue the texts of slots and each other, or follow `parents`.
 static void plan_rows(edgespec_cache& cache, const edgespec_request& r, Planned& p, std::vector<int>& parents) {
   if (r.rows < 1 || r.rows > kMostRequestRows) refuse("a pass of " + std::to_string(r.rows) + " rows");
   const size_t n = size_t(p.rows = r.rows);
@@ -201,8 +201,8 @@ void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int 
 
 // ---- states --------------------------------------------------------------------------------------------------------
 
-// Visits what a checkpoint of so many tokens holds: of each layer the rows that the next token sees, and what comes
-// behind the rows.
+// Visits the contents of a checkpoint of `tokens` tokens: for each layer the rows that the next token sees, and the
+// data after the rows.
 template <class Visit>
 static void each_state(edgespec_cache& cache, int32_t slot, int64_t tokens, Visit visit) {
   const KvLayout& layout = cache.layout;

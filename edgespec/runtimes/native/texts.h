@@ -1,5 +1,5 @@
-// What the C interface (edgespec.h) keeps of texts in slots, and what passes are told of them.
-// edgespec/runtimes/slots/native.py keeps the same books for the custom operator.
+// State of texts in slots for the C interface (edgespec.h), and the inputs of passes that follow from it.
+// edgespec/runtimes/slots/native.py keeps the same state for the custom operator.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -23,7 +23,7 @@ constexpr int64_t kMostRequestRows = 1 << 20;
 
 [[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
 
-// Where gates stand (Gates in native_runner.py), read off what they switch.
+// Indices of gates (Gates in native_runner.py), derived from the steps that they switch.
 struct Gates {
   int layers = -1, embed = 0, load = 0, hidden = 0, lm = 0, groups = 0, first_group = 0, auxiliary = -1, plane = 0,
       count = 0;
@@ -114,7 +114,7 @@ struct edgespec_cache {
   std::vector<edgespec::Slot> slots;
   std::vector<edgespec::Move> moves;  // before the next pass
   std::vector<int> parents;           // of the last pass
-  edgespec::Results results;          // of the last pass; not in the model, whose other caches run passes meanwhile
+  edgespec::Results results;          // of the last pass; not in the model, because its other caches may run passes
 
   explicit edgespec_cache(edgespec_model& of) : model(of) { ++model.users; }
   ~edgespec_cache() { model.release(); }
@@ -167,7 +167,7 @@ struct Planned {
 // anything has changed.
 edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inputs, int top);
 
-// Runs the rows of a request behind the texts of its slots; they may be kept.
+// Runs the rows of a request after the texts of its slots; they may be kept.
 edgespec_result run_pass(edgespec_cache& cache, const edgespec_request& r);
 
 // Refuses a text that some pass of its reading would refuse, before the first of them writes.
@@ -179,7 +179,7 @@ void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int 
 // Whether states that rows after `same` tokens read are overwritten, or hold more.
 bool is_lost(edgespec_cache& cache, int32_t slot, int64_t same);
 
-// Puts back the states of the last checkpoint of at most so many tokens -> its tokens, 0: there is none.
+// Restores the states of the last checkpoint of at most `most` tokens -> its tokens, 0: there is none.
 int64_t go_back(edgespec_cache& cache, int32_t slot, int64_t most);
 
 // Keeps the states of a slot's text as it is.

@@ -25,7 +25,7 @@ class Threads {
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
-  // Lets at most so many threads join in the passes to come, the caller's included; all results stay the same.
+  // Limits the number of threads in later passes, including the caller's; all results stay the same.
   void limit(int most) {
     const std::lock_guard<std::mutex> lock(mutex_);
     most_ = most;

@@ -1,9 +1,9 @@
-// Attention of rows whose ancestors lie elsewhere than in the text that they make, as those of a tree do
-// (Visible::beyond): they have the bits that they would have there.
+// Attention of rows whose ancestors are stored out of order, as in a tree (Visible::beyond).  The result has the same
+// bits as if they were in order.
 //
-// A key's score has the same bits wherever the key lies, so those of such tokens are made once for all rows, and put
-// where they belong among a row's scores.  Values are added up in order, int8 ones 32 together: those of such tokens,
-// and those before them of the same 32, are copied to where they belong, once for all rows of a path.
+// A key's score does not depend on its location.  So the scores of such tokens are computed once for all rows, and
+// placed in order among a row's scores.  Values are added up in order, int8 ones 32 together.  So the values of such
+// tokens, and those before them of the same 32, are copied in order, once for all rows of a path.
 #include <algorithm>
 #include <cstring>
 
@@ -16,7 +16,7 @@ constexpr int kTogether = 32;  // tokens whose values are quantized together
 
 }  // namespace
 
-// The paths of a group's rows, and where the tokens on them lie that lie elsewhere.
+// Finds the paths of a group's rows, and the cache tiles of tokens on them that are stored out of order.
 void Pass::find_tail(Group& group) {
   const int64_t* parents = plan(4);
   auto& tiles = group.tiles;
@@ -42,7 +42,7 @@ void Pass::find_tail(Group& group) {
     }
 }
 
-// The blocks from `first` to token `end` of one KV head, of which some rows see tokens that lie elsewhere.
+// Attends to the blocks from `first` to token `end` of one KV head, where some rows see tokens stored out of order.
 void Pass::attend_tail(const Step& s, const Group& group, const Cache& kv, int head, int split, int64_t first,
                        int64_t end) const {
   thread_local Memory scores, values;
@@ -63,7 +63,7 @@ void Pass::attend_tail(const Step& s, const Group& group, const Cache& kv, int h
   }
 }
 
-// Scores of all queries of a group with the tiles of keys that lie elsewhere, [queries][columns].
+// Scores of all queries of a group with the tiles of keys stored out of order, [queries][columns].
 void Pass::score_tail(const Step& s, const Group& group, const Cache& kv, int head, bool exact, float* scores) const {
   const int queries = group.count * (s.heads / s.kv);
   const size_t columns = group.tiles.size() * kTile;
@@ -97,7 +97,7 @@ void Pass::score_tail(const Step& s, const Group& group, const Cache& kv, int he
   for (int q = 0; q < queries && s.cap > 0; ++q) k_.softcap(scores + q * columns, static_cast<int>(columns), s.cap);
 }
 
-// Values of each path as if all lay where they belong, [leaves][blocks], from the first 32 of which some lie elsewhere.
+// Values of each path as if all were in order, [leaves][blocks], from the first 32 that contain one out of order.
 void Pass::lay_values(const Step& s, const Group& group, const Cache& kv, int head, int64_t begin, int64_t blocks,
                       uint8_t* out) const {
   const size_t size = value_bytes(in_.layout.values, dim_);
@@ -118,7 +118,7 @@ void Pass::lay_values(const Step& s, const Group& group, const Cache& kv, int he
   }
 }
 
-// Weigh the values of a block: first what all these queries read where it lies, then the rest, path by path.
+// Weighs the values of a block: first the values that all these queries read in place, then the rest, path by path.
 void Pass::weigh_tail(const Step& s, const Group& group, const Cache& kv, int head, int64_t block, int there, int first,
                       int queries, const Tail& tail, const float* p, float* out) const {
   const int each = s.heads / s.kv;
@@ -128,7 +128,7 @@ void Pass::weigh_tail(const Step& s, const Group& group, const Cache& kv, int he
   const uint8_t* values = kv.values(block, s.layer, head);
   const auto path = [&](int i) { return path_[group.first + (first + i) / each]; };
   const auto leaf = [&](int i) -> const Visible& { return scratch_.visible[group.leaves[path(i)]]; };
-  const auto kept = [&](int i) {  // tokens of the block that are read where they lie
+  const auto kept = [&](int i) {  // tokens of the block that are read in place
     return path(i) < 0 ? there
                        : static_cast<int>(std::clamp<int64_t>(leaf(i).high / kTogether * kTogether - from, 0, there));
   };

@@ -10,7 +10,7 @@ namespace edgespec {
 
 extern abi::Api g_api;  // set when the operators are registered
 
-// What is being handled, as ONNX Runtime's status; needs no memory of its own.
+// The exception being handled, as ONNX Runtime's status; allocates no memory.
 abi::Status* current_error() noexcept;
 // Throws std::runtime_error: what a status says.
 void check(abi::Status* status);

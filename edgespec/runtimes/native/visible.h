@@ -1,4 +1,4 @@
-// What the library lets others see.
+// Symbols that the library exports.
 #pragma once
 
 #ifdef _WIN32

@@ -3,7 +3,7 @@ package dev.edgespec.runtimes
 
 const val BLOCK = 32 // weights of a row that are stored together
 const val TILE = 16
-const val KV_BLOCK = 128 // tokens that lie together
+const val KV_BLOCK = 128 // tokens that are stored together
 const val SINK_ROWS = 16
 const val STATE_ROWS = 144 // tokens whose part in a convolution is kept
 const val HELD_BYTES = 64 // of a delta rule's states: how many tokens they hold
