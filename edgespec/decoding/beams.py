@@ -1,4 +1,4 @@
-"""Beam search: several texts at once, of which the likeliest go on (Graves, arXiv 1211.3711; Wu et al., 1609.08144).
+"""Beam search: several texts at once, the likeliest of which continue (Graves, arXiv 1211.3711; Wu et al., 1609.08144).
 
 Scores, length penalty and ends are those of Hugging Face transformers, so that the text is the same.
 """
@@ -16,7 +16,7 @@ from edgespec.declared import Range, check, count, number, setting
 from edgespec.decoding.sampling import SamplingParams, adjusted, best_of, not_finite
 from edgespec.errors import InvalidRequest
 
-_NEVER = np.float32(-1e9)  # the score of what is no candidate
+_NEVER = np.float32(-1e9)  # the score of a token that is excluded
 MOST_BEAMS = 64
 
 
@@ -59,15 +59,15 @@ class Beam:
 
 @dataclass
 class BeamSearch:
-    """A search, step by step: who has the model gives ``step`` the rows after the texts that go on."""
+    """A search, step by step: the caller runs the model and passes ``step`` the logits after the running texts."""
 
     begin: Sequence[int]  # tokens that all texts begin with
     options: BeamOptions
     sampling: SamplingParams  # bias, penalties and constraint; temperature and what follows it play no part
     eos: Collection[int]  # tokens that end a text
     longest: int  # tokens that a text may come to have, its beginning included
-    counted: int = 1  # tokens of the beginning that are no part of a text's length, for the penalty
-    going: list[Beam] = field(init=False)  # the texts that go on, the best first
+    counted: int = 1  # tokens of the beginning that the length penalty does not count
+    going: list[Beam] = field(init=False)  # the running texts, the best first
     parents: list[int] = field(init=False, default_factory=list)  # which of those before each of them continues
     done: list[Beam] = field(init=False)  # the best finished texts, the best first; at most as many as beams
     over: bool = field(init=False, default=False)
@@ -90,14 +90,14 @@ class BeamSearch:
 
     @property
     def best(self) -> Beam:
-        """The best finished text; before there is one, the best of those that go on."""
+        """The best finished text, or before there is one the best running text."""
         return self.done[0] if self.done[0].finished else self.going[0]
 
     def step(self, logits: NDArray[np.float32]) -> None:
-        """Continue the texts that go on.
+        """Continue the running texts by one token.
 
         Args:
-            logits: float32 [texts that go on, vocab], the model's rows after them.
+            logits: float32 [running texts, vocab], the model's rows after them.
 
         Raises:
             EdgespecError: NaN or infinity.
@@ -135,7 +135,7 @@ class BeamSearch:
         return np.asarray(chances + beam.score, np.float32)
 
     def _finish(self, found: Sequence[tuple[int, int, np.float32]], ends: Sequence[bool], length: int) -> None:
-        """Take up those of the best continuations that end."""
+        """Keep the best continuations that end a text."""
         if self._full or not self._improves:
             return
         power = np.float32((length - self.counted) ** self._penalty)
@@ -145,7 +145,7 @@ class BeamSearch:
         self.done = sorted(self.done, key=lambda beam: -beam.score)[: self.options.beams]
 
     def _can_improve(self, length: int) -> bool:
-        """Whether a text that goes on may still become better than the worst finished one."""
+        """Whether a running text may still become better than the worst finished one."""
         never = self.options.early_stopping == "never" and self._penalty > 0
         hoped = (self.longest if never else length) - self.counted
         best = self.going[0].score / np.float32(hoped**self._penalty)

@@ -1,4 +1,4 @@
-"""What a drafter is: its hooks.
+"""Base class of drafters: the hooks that the decoding loop calls.
 
 A drafter sees a request in this order: ``begin``; ``absorb`` while the prompt is read; then in every round ``prefill``,
 ``propose``, ``observe`` and ``timed``.  Control asks it for a ``forecast`` first, and times its ``dry_step`` before the
@@ -27,27 +27,27 @@ HIDDEN, AUX_HIDDEN = frozenset({"hidden"}), frozenset({"aux_hidden"})
 class DraftRequest:
     """A request as its drafter sees it."""
 
-    tokens: list[int]  # the prompt, or all text so far where a drafter is taken up in the middle; read only
+    tokens: list[int]  # the prompt, or all text so far if the drafter joins in the middle; read only
     params: SamplingParams = field(default_factory=SamplingParams)  # how the request samples
     noise: Noise = field(default_factory=Noise)  # its randomness, for drafters that draw their guesses
     source: Sequence[int] = ()  # what an encoder-decoder was given to read: another text with the same tokens
 
 
 class Drafter:
-    """Guesses what follows; it never owns a loop over rounds (``loop.decode`` does).
+    """Proposes the next tokens; it never owns a loop over rounds (``loop.decode`` does).
 
-    A drafter overrides ``propose``, and whatever else it needs.  An exception in a hook costs the request its
+    A drafter overrides ``propose``, and any other hook that it needs.  An exception in a hook costs the request its
     drafter; the distribution of its text stays the same.
     """
 
     name: str = "drafter"  # the method, as the bundle and the command line call it
     cheap: bool = False  # proposing costs next to nothing, so that control may see a proposal before it decides on it
-    steps_at_once: bool = False  # proposing costs the same however deep the proposal
+    steps_at_once: bool = False  # proposing costs the same for any depth of the proposal
     chooses: bool = False  # it decides itself, within its budget, how many guesses are worth a row of the pass
     caught_up: bool = True  # false if its last proposal first had to read tokens that it missed while it was not asked
     # acceptance by bucket and position, to be expected of it where nothing was measured
     rates: Mapping[int, Sequence[float]] = {}
-    stops: bool = False  # ``propose_until`` drafts no further than pays
+    stops: bool = False  # ``propose_until`` stops drafting where more draft tokens are not worth it
     # proposing runs layers of the pass that verifies, even where it ends without a guess; ``rest`` is what is left
     runs_ahead: bool = False
 
@@ -58,7 +58,7 @@ class Drafter:
 
     @property
     def reason(self) -> str:
-        """What it has to say about this request, in words."""
+        """Message about this request."""
         return ""
 
     def begin(self, request: DraftRequest) -> int | None:

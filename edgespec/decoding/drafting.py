@@ -33,7 +33,7 @@ class Drafting:
         self._known = 0  # tokens at the beginning of the prompt of which no drafter needs auxiliary states
         self._drafters: list[Drafter] = []  # those that observe every round
         self._begun: set[Drafter] = set()  # those that have begun this request, and have missed nothing since
-        # hooks that do something: most drafters leave some as they are, and a call less is felt in a fast round
+        # overridden hooks only: few drafters override all, and skipping the call matters in a fast round
         self._readers: dict[Drafter, Callable[[list[int], int], int]] = {}
         self._observers: list[tuple[Drafter, Callable[[Proposal, Verdict, Output], None]]] = []
         self._timers: list[tuple[Drafter, Callable[[Proposal, RoundTime], None]]] = []
@@ -272,7 +272,7 @@ def _overrides(drafter: Drafter, hook: str) -> bool:
 
 
 def _last_row(output: Output, kept: list[int]) -> Output:
-    """Cut the output to the last of the kept rows alone; auxiliary states of all of them."""
+    """Cut the output to the last of the kept rows; auxiliary states are kept for all of them."""
     at = slice(kept[-1], kept[-1] + 1)
     best = None if output.best is None else (output.best[0][at], output.best[1][at])
     aux_hidden = None if output.aux_hidden is None else output.aux_hidden[kept]

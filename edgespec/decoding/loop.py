@@ -30,15 +30,15 @@ Finish = Literal["eos", "length", "context"]
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """What one request asks for.  A count below 1 is an ``InvalidRequest``."""
+    """Decoding options of one request.  A count below 1 raises InvalidRequest."""
 
-    max_new_tokens: int = 128  # most tokens to emit, >= 1
+    max_new_tokens: int = 128  # maximum tokens to emit, >= 1
     gamma: int = 4  # deepest guess of a proposal, >= 1
     eos: frozenset[int] = frozenset()  # tokens that end the text; the one that ended it is emitted
     sampling: SamplingParams = field(default_factory=SamplingParams)  # how tokens are chosen
     logprobs: bool = False  # report the model's own log-probability of each emitted token
-    top_logprobs: int = 0  # and of as many likeliest tokens beside it
-    shadow: int = 0  # compare one round in so many with plain decoding (``Stats.shadow_checked``); 0 = none
+    top_logprobs: int = 0  # and of this many of the likeliest tokens
+    shadow: int = 0  # compare one of this many rounds with plain decoding (``Stats.shadow_checked``); 0 = none
     accept: Accept = EXACT  # which guesses are accepted
     source: Sequence[int] = ()  # of an encoder-decoder: what it was given to read, which drafters may copy from
     first: Sequence[Drafter] = ()  # drafters of this request that are asked before those of the policy
@@ -56,7 +56,7 @@ class PrefillRequest:
     """Some of the text is to be read; a ``Piece`` is to be sent."""
 
     left: int  # tokens to be read
-    # whether a draft model reads them, after the target; in the middle of a text, too, where it is taken up
+    # whether a draft model reads them, after the target; also in the middle of a text, if it joins there
     draft: bool = False
     anywhere: bool = False  # whether the target may take them up from another slot that has read the same
 
@@ -84,7 +84,7 @@ class Round:
 
 
 def run_pass(target: Target, wanted: Pass) -> Output:
-    """Run a pass by itself, and time it."""
+    """Run a pass of only this request, and time it."""
     start = perf_counter()
     output = target.run(wanted)
     output.ms = 1000 * (perf_counter() - start)
@@ -121,13 +121,14 @@ def decode(
 
     Args:
         target: the model that decides.
-        policy: says who guesses and how much; a drafter alone is always asked.  A drafter that raises or yields
-            nonsense is dropped for the request (``stats.drops``), and the text does not change.
+        policy: chooses the drafter and the number of draft tokens; a drafter in its place is always asked.  A drafter
+            that raises or returns invalid output is dropped for the request (``stats.drops``), and the text does not
+            change.
         prompt: token ids, at least one.
-        options: what is asked for.
+        options: of the request.
         stats: filled round by round, complete before each yield.
-        run: runs a pass.  None leaves it to who drives the generator, together with those of other requests: it yields
-            a ``Pass`` and wants its ``Output`` sent, whose arrays stay as they are until the next yield.
+        run: runs a pass.  None leaves it to the driver of the generator, which may batch it with other requests: it
+            yields a ``Pass`` and expects its ``Output`` to be sent, whose arrays stay valid until the next yield.
         pieces: read by pieces: it yields a ``PrefillRequest``, and reads the ``Piece`` that it is sent.
 
     Yields:
@@ -163,8 +164,8 @@ def decode(
         sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
         verdict = verify(proposal, sampler, noise, options.accept)
 
-        # commit: the slot keeps the row that each new token was chosen from and forgets those of refused guesses; the
-        # last token is the new pending one, whose own row comes with the next pass
+        # commit: the slot keeps the row that each new token was chosen from and forgets those of rejected draft tokens;
+        # the last token is the new pending one, whose own row comes with the next pass
         made = _round(proposal, verdict, options.eos, left, target.context - len(tokens))
         rows = [0, *(node + 1 for node in made.path)][: len(made.tokens)] if made.drafted else [0]
         target.keep(rows)
@@ -208,10 +209,10 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
 
 
 def _read(target: Target, drafting: Drafting, tokens: list[int], known: int, stats: Stats, pieces: bool) -> Reading:
-    """Read the prompt, but for its last token, into the slot, which may hold its beginning already.
+    """Read the prompt, without its last token, into the slot, which may already hold its beginning.
 
-    A drafter that needs auxiliary states receives those of all tokens but the first ``known``: some are read again for
-    it.
+    A drafter that needs auxiliary states receives those of all tokens after the first ``known``: some tokens are read
+    again for that.
     """
     start = perf_counter()
     held = reused = target.follow(tokens[: min(len(tokens) - 1, known)])
@@ -244,7 +245,7 @@ def _read_ahead(drafting: Drafting, tokens: list[int], left: int, stats: Stats, 
 
 
 def _needs_only_best(target: Target, options: DecodeOptions) -> bool:
-    """Whether logits need not leave the LM head: nothing but the likeliest tokens is looked at."""
+    """Whether logits need not leave the LM head, because only the likeliest tokens are needed."""
     bare = options.sampling.plain_greedy and options.accept.lossless and not options.logprobs
     return bare and BEST in target.can
 

@@ -72,7 +72,7 @@ class Policy:
         self.lost: dict[Drafter, str] = {}  # why each failed
 
     def begin(self, request: DraftRequest, stats: Stats, first: Sequence[Drafter] = ()) -> None:
-        """Begin a request; ``first``: drafters for it alone, which are asked before all others.
+        """Begin a request; ``first``: drafters of this request only, which are asked before all others.
 
         Decisions are counted in ``stats``.
         """

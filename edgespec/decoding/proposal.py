@@ -52,7 +52,7 @@ class Proposal:
         return [i for i in range(node + 1, len(self)) if self.parents[i] == node]
 
     def tested(self, path: Sequence[int]) -> int:
-        """Count the depths whose guess was tested, given the accepted ``path``: its own, and the refused one's."""
+        """Count the depths whose draft token was tested, given the accepted ``path``: its own, and the rejected."""
         if self.parents is None:
             return min(len(path) + 1, len(self.tokens))
         return len(path) + bool(self.children(path[-1] if path else -1))
@@ -74,7 +74,7 @@ class Proposal:
         return len(self) if self.parents is None else max(map(self.depth, range(len(self))), default=0)
 
     def check(self, vocab: int) -> None:
-        """Refuse, by a ``ValueError``, what is no proposal over ``vocab`` tokens; the empty one passes."""
+        """Raise ValueError for an invalid proposal over ``vocab`` tokens; the empty one passes."""
         tokens, parents, probs = self.tokens, self.parents, self.probs
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(f"guesses must be integers [n], got {tokens.dtype} {list(tokens.shape)}")
@@ -91,7 +91,7 @@ class Proposal:
             return
         if probs.shape != (len(tokens), vocab):
             raise ValueError(f"draft probabilities must be of shape {(len(tokens), vocab)}, not {probs.shape}")
-        # NaN fails the comparisons too; with a q that is no distribution, rejection would change the text's
+        # NaN also fails the comparisons; a q that does not sum to 1 would change the distribution of the text
         if not ((np.abs(probs.sum(1) - 1) < _OFF).all() and probs.min() >= 0):
             raise ValueError("draft probabilities must be finite, at least 0 and sum to 1 for each guess")
 

@@ -1,6 +1,6 @@
-"""From a row of logits to a token: the adjusted distribution p, drawing from it, and the rows of a pass.
+"""From a row of logits to a token: the adjusted distribution p, sampling from it, and the rows of a pass.
 
-A token is drawn by the Gumbel-max trick, ``argmax(log p + gumbel(position, token))``, with counter-based noise
+A token is sampled by the Gumbel-max trick, ``argmax(log p + gumbel(position, token))``, with counter-based noise
 (``noise.py``).
 """
 
@@ -23,18 +23,19 @@ from edgespec.errors import EdgespecError, InvalidRequest
 
 _FIRST_NUCLEUS = 64  # top-p sorts this many candidates first, and 16 times more while they do not hold enough mass
 _BLOCK = 128  # selection looks at the maxima of blocks of this many tokens first
-_MANY, _NEAR = 4096, 8.0  # in a support of more tokens, those so many nats below the best are looked at by noise alone
+# in a support of more tokens, those this many nats below the best are considered only if their noise is large
+_MANY, _NEAR = 4096, 8.0
 
 
 class Constraint(Protocol):
     """A grammar that a request's text must follow.
 
-    It is asked for any prefix, committed or guessed, in any order, and its answer depends on the prefix and the model's
+    It is asked for any prefix, committed or drafted, in any order.  Its answer depends on the prefix and the model's
     row there, which the prefix decides.  So a row has the same distribution in every pass, and every method that is
-    lossless without a constraint is so with it.
+    lossless without a constraint is also lossless with it.
 
     Attributes:
-        scored: log-probabilities are told under it, with bias and penalties; else they are the unadjusted model's.
+        scored: log-probabilities include it, with bias and penalties; else they are the unadjusted model's.
     """
 
     @property
@@ -47,7 +48,7 @@ class Constraint(Protocol):
         """
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
-        """List the tokens that the grammar alone says come next, ``most`` at most."""
+        """List the next tokens that the grammar leaves no choice about, ``most`` at most."""
 
 
 def _are_biases(value: Mapping[int, float]) -> bool:
@@ -164,7 +165,7 @@ class SamplingParams:
 
     @cached_property
     def rejects(self) -> bool:
-        """Whether drawn guesses are verified by rejection sampling; else all guesses are verified by matching."""
+        """Whether sampled draft tokens are verified by rejection sampling; else all are verified by matching."""
         return self.temperature != 0 and self.acceptance == "rejection"
 
     @property
@@ -173,7 +174,7 @@ class SamplingParams:
         return self.seed is not None and self.rejects
 
 
-Rules = Mapping[str, tuple[str, Callable[[Any], bool]]]  # by field: what it may be in words, and whether a value is
+Rules = Mapping[str, tuple[str, Callable[[Any], bool]]]  # by field: a description of valid values, and a check
 
 
 def check_fields(options: object, rules: Rules) -> None:
@@ -221,7 +222,7 @@ def adjusted(
         row[token] += bias
     if params.repetition_penalty != 1:
         for seen in different(prefix):  # int64 [k]
-            seen = seen[seen < len(row)]  # an image's rows are no tokens
+            seen = seen[seen < len(row)]  # an image's rows are not tokens
             score = row[seen]
             row[seen] = np.where(score < 0, score * params.repetition_penalty, score / params.repetition_penalty)
     if params.counts and (text := prefix[params.prompt :]):
@@ -235,7 +236,7 @@ def adjusted(
 
 @dataclass(frozen=True)
 class Support:
-    """The tokens that can be drawn."""
+    """The tokens that can be sampled."""
 
     ids: NDArray[np.int64]  # int64 [k], ascending
     logits: NDArray[np.float64]  # float64 [k], with ``softmax(logits)`` the probabilities of ``ids``
@@ -305,7 +306,7 @@ def _nucleus(row: NDArray[np.float32], temperature: float, top_p: float) -> NDAr
         weights /= max(np.float32(temperature), np.finfo(np.float32).tiny)
     wanted = top_p * np.exp(weights, out=weights).sum(dtype=np.float64)
     while True:
-        # What ties with the last candidate comes along, so that the order is well defined.
+        # Tokens that tie with the last candidate are included, so that the order is well defined.
         candidates = _top(row, size) if size * 2 < count else np.arange(count)
         order = candidates[np.argsort(-row[candidates], kind="stable")]
         mass = np.cumsum(np.exp(_scaled(row[order], temperature)))

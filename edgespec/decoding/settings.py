@@ -1,4 +1,4 @@
-"""What one request may set."""
+"""Settings of one request."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from edgespec.errors import InvalidRequest
 MAX_NEW_TOKENS = 128  # of a text that nothing ends
 MOST_CYCLES = 16
 MOST_GUIDANCE = 100
-MOST_LIKELIEST = 20  # tokens whose log-probabilities are told beside that of the one that was chosen
+MOST_LIKELIEST = 20  # maximum of top logprobs, in addition to the chosen token's
 BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is not lossless
-MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
+MOST_NODES = 64  # of a draft tree: exported graphs have room for this many rows beyond the context
 
 Kind = Literal["json_schema", "regex", "lark"]
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a text must be.
+    """Constraint on the whole text.
 
     Attributes:
         kind: ``json_schema``; ``regex``, which the whole text must match; or ``lark``, a grammar in Lark's notation as

@@ -23,7 +23,7 @@ class SpeechRules:
     vocab: int  # logits of a row
     prompt: int  # tokens before the text
     eos: int  # the token that ends a text; those of words are below it
-    first_time: int  # the token of 0.00 s; those above it are 20 ms apart, up to the end of the vocabulary
+    first_time: int  # the token of 0.00 s; each later one up to the end of the vocabulary adds 20 ms
     timestamps: bool = True  # whether the text has them
     no_timestamps: int | None = None  # the token that says of a text that it has none, which is never written
     suppressed: tuple[int, ...] = ()  # tokens that are never written
@@ -67,14 +67,14 @@ class SpeechRules:
         opens = ends and (len(text) < 2 or text[-2] >= first)  # that time begins a segment: words come next
         if opens:
             mask[first:] = False
-        elif ends:  # behind the end of a segment comes the beginning of another, or the end of the text
+        elif ends:  # after the end of a segment comes the beginning of another, or the end of the text
             mask[: self.eos] = False
         latest = next((token for token in reversed(text) if token >= first), None)
         if latest is not None:  # a segment may begin where one ends, but not end where it begins
             mask[first : latest + (0 if ends and not opens else 1)] = False
 
     def _prefer_times(self, mask: NDArray[np.bool_], row: NDArray[np.float32]) -> None:
-        """Leave times alone where, all together, they are likelier than every other token."""
+        """Allow only timestamps if their total probability exceeds that of every other token."""
         row = np.where(mask[: len(row)], row, np.float32(-np.inf)).astype(np.float64)
         times, others = row[self.first_time :], row[: self.first_time]
         top = times.max(initial=-np.inf)

@@ -1,8 +1,8 @@
-"""What a request did, where its time went, and what its drafter decided and expected.
+"""Statistics of a request: its work, its times, and the drafter's decisions and expectations.
 
 Work is a proxy of energy: rows run through the target, and draft steps weighted by their cost against such a row, for
-each token written.  Plain decoding runs one row a token: 1.0.  Attention over the context, sampling and the prefill are
-not in it, nor is the time that a pass over many rows saves by reading the weights once.
+each emitted token.  Plain decoding runs one row per token: 1.0.  It excludes attention over the context, sampling and
+the prefill, and the time that a pass over many rows saves by reading the weights once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RoundTime(NamedTuple):
     verify_ms: float  # time of the target's pass
     rows: int  # rows of that pass, the pending token's included; more than the proposal's where others had rows in it
     shared: bool = False  # whether other requests had rows in it
-    method: str = PLAIN  # who guessed; ``PLAIN`` = nobody
+    method: str = PLAIN  # name of the drafter's method; ``PLAIN`` = none drafted
     tokens: int = 1  # tokens written
     drafted: int = 0  # guesses verified
     accepted: int = 0  # guesses written
@@ -34,7 +34,7 @@ class RoundTime(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What control predicts of a round with guesses."""
+    """Control's prediction for a round with draft tokens."""
 
     tokens: float
     steps: float  # time in plain steps
@@ -56,9 +56,9 @@ class Stats:
         histogram: ``histogram[j]`` = rounds that accepted j guesses.
         offered: ``offered[i]`` = rounds that put a guess at position i to the test: all before it were accepted.
         accepted_at: ``accepted_at[i]`` = those of them that accepted it.
-        source_rows: of an encoder-decoder: tokens, or rows of features, that its encoder was given.
+        source_rows: for an encoder-decoder: tokens, or rows of features, that its encoder read.
         image_rows: rows of the prompt that are those of images.
-        encode_ms: time of encoders, and of what decoders make of their rows.
+        encode_ms: time of encoders, and of computing cross-attention caches from their output.
         setup_ms: time of making the drafter: loading a draft model, and timing a few passes without a calibration.
         prefill_ms: time of the prefill.
         draft_ms: time of the drafter.
@@ -76,7 +76,7 @@ class Stats:
         fallbacks: times a kind of proposal that was drafted stopped being worth it.
         recoveries: times one that had stopped being worth it is drafted again.
         switches: what method auto changed, in order: round, from, to, why; ``PLAIN`` = plain decoding.
-        shadow_every: one round in so many is compared with plain decoding; 0 = none.
+        shadow_every: one of this many rounds is compared with plain decoding; 0 = none.
         shadow_checked: written tokens compared.
         shadow_agreeing: those of them that are plain decoding's.
         shadow_first: (index among the new tokens, plain decoding's token, the written one) of the first that is not.

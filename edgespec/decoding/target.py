@@ -18,9 +18,9 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class SkipSet:
-    """What a self-draft leaves out: sub-layers, attention and MLP apart, and low planes of int8 weights.
+    """Sub-layers that a self-draft skips, attention and MLP separately, and low planes of int8 weights.
 
-    Where a target has no planes (its attribute ``planes``), naming them, or rows of the head, changes nothing.  A pass
+    If a target has no planes (its attribute ``planes``), naming them, or rows of the head, changes nothing.  A pass
     with ``head_rows`` gives as many logits.
     """
 
@@ -36,13 +36,13 @@ class SkipSet:
 
     @classmethod
     def all_high(cls, layers: int) -> SkipSet:
-        """Read the high planes alone, of everything."""
+        """Read only the high planes, of everything."""
         every = tuple(range(layers))
         return cls(high_attention=every, high_mlp=every, high_head=True)
 
     @classmethod
     def every_other(cls, layers: int) -> SkipSet:
-        """Leave out every other layer, but for the first and the last (arXiv 2410.06916)."""
+        """Skip every other layer, except the first and the last (arXiv 2410.06916)."""
         odd = tuple(range(1, layers - 1, 2))
         return cls(odd, odd)
 
@@ -69,7 +69,8 @@ class Pass(NamedTuple):
     skip: SkipSet | None = None  # what is left out
     group: str = ""  # heads, by name, that run instead of layers and LM head; nothing of the slot changes
     block: bool = False  # every row sees all others
-    visible: Ids | None = None  # int64 [n], how much of the slot's text a row sees, and nothing is kept; None = all
+    # int64 [n], tokens of the slot's text that each row sees, and no row is kept; None = all
+    visible: Ids | None = None
     inputs: Rows | None = None  # float32 [n, columns]: what the layers read instead of the tokens' embeddings
     of: Target | None = None  # a slot whose keys and values are read, as far as they are ``visible``, not this one's
 
@@ -84,7 +85,7 @@ _WHOLE = Pass()[5:14]
 
 @dataclass(slots=True)
 class Output:
-    """What a pass gives.  Arrays are views of the model's buffers: valid until the next pass over the same model."""
+    """Output of a pass.  Arrays are views of the model's buffers: valid until the next pass over the same model."""
 
     # float32 [rows, vocab] of the rows that were scored; of a group of heads [count, rows, size].  Where only the best
     # were wanted, there may be no rows.
@@ -105,7 +106,7 @@ class Output:
 
 
 EMBEDDING = "embedding"  # the group that looks tokens up
-# what a target may have beside fields of a pass: see ``Target.can``
+# abilities of a target besides fields of a pass: see ``Target.can``
 BEST, DRAFT_BEST = "best", "draft best"
 HYPOTHESES = "visible"
 # fields of a pass that not every target takes, and what they stand for
@@ -129,22 +130,22 @@ OPTIONAL = {
 
 
 class Target:
-    """A model with one KV slot.  ``tokens`` is what the slot holds; the caller's token list is the truth.
+    """A model with one KV slot.  ``tokens`` are those that the slot holds; the caller's token list is authoritative.
 
-    In strict mode a row has the same bits in every pass, whatever stands beside it; the caller cannot see how.
+    In strict mode a row has the same bits in every pass, regardless of the other rows; the caller need not know how.
 
     Attributes:
         vocab_size: of its logits.
-        context: most tokens (prompt + new) one sequence may have.
+        context: maximum tokens (prompt + new) of one sequence.
         layers: of the model.
         tokens: committed tokens whose KV the slot holds.
-        can: the fields of a ``Pass`` that it takes, of those in ``OPTIONAL``; and ``BEST``: it says the likeliest
-            tokens without writing all logits; ``DRAFT_BEST``: the same of draft passes, where logits are not worth the
-            way to the host.
+        can: the fields of a ``Pass`` that it supports, of those in ``OPTIONAL``; and ``BEST``: it returns the likeliest
+            tokens without writing all logits; ``DRAFT_BEST``: the same for draft passes, if copying logits to the host
+            costs too much.
         exact_trees: whether the rows of a tree each have the bits that they have in a chain of their ancestors.
         planes: whether a ``SkipSet`` that names high planes changes a pass.
-        stateful: more is left of a text than can be cut back.
-        revocable: whether ``follow`` may take back what was kept, as of a draft's guesses.
+        stateful: whether it has states that cannot be cropped to any length.
+        revocable: whether ``follow`` may take back kept tokens, such as a draft's own.
     """
 
     vocab_size: int
@@ -161,7 +162,7 @@ class Target:
         raise NotImplementedError
 
     def crop(self, length: int) -> int:
-        """Forget the tokens behind the first ``length``; returns how many stay, fewer where states go back further."""
+        """Forget the tokens after the first ``length``; returns how many remain, fewer if states go back further."""
         raise NotImplementedError
 
     def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:

@@ -1,4 +1,4 @@
-"""A request's tokens as they are committed, and what stands before a row: a text with guesses behind it."""
+"""A request's committed tokens, and the prefix of a row: a text with draft tokens after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 INSERTED = 1 << 62
-"""Token ids from here on name rows that are no tokens' embeddings, such as an image's; nobody guesses or draws one."""
+"""Token ids from here on name embeddings of other inputs, such as an image; they are never drafted or sampled."""
 
 
 class Text(list[int]):
@@ -24,7 +24,7 @@ class Text(list[int]):
         self._read = 0  # tokens that are in them
 
     def seen(self) -> NDArray[np.int64]:  # [k]
-        """Every different token once; a view.  Only what was appended since the last call is looked at."""
+        """Every different token once; a view.  Only tokens that were appended since the last call are scanned."""
         if self._read < len(self):
             before = len(self._different)
             new = [token for token in dict.fromkeys(self[self._read :]) if token not in self._different]
@@ -73,7 +73,7 @@ class Prefix(Sequence[int]):
 def different(prefix: Sequence[int]) -> list[NDArray[np.int64]]:
     """Collect the different tokens of a prefix in arrays [k] that have none in common.
 
-    Of a ``Text`` only what is new is looked at, whatever its length.
+    For a ``Text`` of any length only new tokens are scanned.
     """
     text, path = (prefix.text, prefix.path) if isinstance(prefix, Prefix) else (prefix, ())
     if not isinstance(text, Text):

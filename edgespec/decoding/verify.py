@@ -40,15 +40,15 @@ _RULES: Rules = {"min_block": ("an integer >= 0", whole)}
 
 @dataclass(frozen=True, kw_only=True)
 class Accept:
-    """The rule by which draft tokens are accepted; this one keeps the distribution of plain decoding.
+    """Rule for accepting draft tokens; this one keeps the distribution of plain decoding.
 
     Rules that do not are subclasses, found by entry points in the group ``edgespec.acceptance_rules``.
 
     Attributes:
         rule: its name.
-        form: its text, with its numbers as names, as in ``top-k:K``.
-        min_block: under any rule at least this many guesses of a chain are accepted (arXiv 1811.03115 section 5.3);
-            0 = off.  Trees are not affected.
+        form: its text, with its numbers as names, such as ``top-k:K``.
+        min_block: under any rule at least this many guesses of a chain are accepted (arXiv 1811.03115 section 5.3); 0 =
+            off.  Trees are not affected.
 
     Raises:
         InvalidRequest: a value outside its range.
@@ -63,7 +63,7 @@ class Accept:
 
     @classmethod
     def ranges(cls) -> Rules:
-        """Return the range of each number of a subclass, as for ``check_fields``."""
+        """Return the range of each number of a subclass; see ``check_fields``."""
         return {}
 
     @staticmethod
@@ -117,12 +117,12 @@ class Accept:
         return self
 
     def relaxed(self, proposal: Proposal, rows: RowSampler, forced: int) -> Verdict | None:
-        """Verify a proposal by a rule of its own; None = by the functions below.
+        """Verify a proposal by this rule's own algorithm; None = by the functions below.
 
         Args:
             proposal: with at least one guess.
             rows: of the pass over it.
-            forced: guesses of a chain that are accepted whatever the rows are.
+            forced: draft tokens of a chain that are accepted regardless of the rows.
         """
         return None
 
@@ -145,11 +145,11 @@ EXACT = Accept()
 
 
 class RowSampler:
-    """What sampling says about each row of one pass.  Row 0 follows the pending token, row i + 1 node i.
+    """Sampling results for each row of one pass.  Row 0 follows the pending token, row i + 1 node i.
 
-    ``logits``: float32 [1 + nodes of the proposal, vocab]; ``tokens``: the committed ones; what was counted of a
-    ``Text`` is not counted again; ``best``: likeliest token [r] and its logit [r], where the pass gave only those:
-    greedy requests need no more.  A row of NaN or infinite logits is an ``EdgespecError`` wherever it is looked at.
+    ``logits``: float32 [1 + nodes of the proposal, vocab].  ``tokens``: the committed ones; a ``Text`` keeps its
+    counts.  ``best``: likeliest token [r] and its logit [r], if the pass returned only those: greedy requests need no
+    more.  A row of NaN or infinite logits raises EdgespecError when it is read.
     """
 
     __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
@@ -275,11 +275,11 @@ def keeps_text(proposal: Proposal, rows: RowSampler, accept: Accept, target: Tar
 
 
 def _match(proposal: Proposal, rows: RowSampler, forced: int, accept: Accept) -> Verdict:
-    """Descend while plain decoding would have emitted the guess, or what it stands for.
+    """Descend while plain decoding would have emitted the draft token, or one that it is equivalent to.
 
     For a one-hot q this equals rejection sampling: accepted with probability p(guess), and the residual is p without
-    the guess.  With q drawn by the target's own Gumbel noise it is drafter-invariant speculative sampling
-    (Daliri, Musco, Suresh, arXiv 2408.07978).
+    the guess.  With q sampled with the target's own Gumbel noise it is drafter-invariant speculative sampling (Daliri,
+    Musco, Suresh, arXiv 2408.07978).
     """
     if proposal.parents is None:
         path = forced
@@ -331,7 +331,7 @@ def _reject(
                 total = q.sum()
                 q = q / total if total > 0 else q
             if q[token] <= 0:
-                continue  # cannot have been drawn from q: no evidence either way, so p is left as it is
+                continue  # cannot have been sampled from q: no evidence either way, so p stays the same
             if len(alike := accept.alike(rows, row, token)):
                 p = p.copy()
                 p[token], p[alike] = p[token] + p[alike].sum(), 0
@@ -342,7 +342,7 @@ def _reject(
             tried.append(token)
             residual = np.maximum(p - q, 0)
             left = residual.sum()
-            if left > 0:  # all zero: p and q are equal but for rounding, and p itself is the right fall-back
+            if left > 0:  # all zero: p and q are equal up to rounding, and p itself is the right fallback
                 p = residual / left
         if node < 0:
             return Verdict(path, draw(p, noise.uniform(position, RESIDUAL)))
@@ -366,7 +366,7 @@ def _block(
     chance = 1.0  # p_i of the paper: that at least the first i guesses are accepted
     left: NDArray[np.float64] | None = None  # [vocab], not normalised: what follows exactly `accepted` guesses
     for i in range(forced, length + 1):
-        # a guess that q cannot have drawn is no evidence: the chain ends before it
+        # q cannot have sampled this token, so it proves nothing: the chain ends before it
         ends = i == length or probs[i, tokens[i]] <= 0
         residual, passes = None, chance
         if not ends:
@@ -375,7 +375,7 @@ def _block(
             residual = np.maximum(chance * p - q, 0)
             mass = float(residual.sum())
             passes = mass / (mass + 1 - chance) if mass > 0 or chance < 1 else 1.0
-            if mass <= 0:  # p and q are equal but for rounding: p is the right fall-back
+            if mass <= 0:  # p and q are equal up to rounding: p is the right fallback
                 residual = p
         if i == forced or noise.uniform(rows.position(i - 1), BLOCK + start) < passes:
             accepted, left = i, residual
