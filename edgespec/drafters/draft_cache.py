@@ -1,8 +1,8 @@
-"""KV cache of a drafter that reads the target's hidden states, and the guesses that are drawn from it.
+"""KV cache of a drafter that reads the target's hidden states, and sampling of its draft tokens.
 
-Three kinds: a row for every token but the first (EAGLE-3; P-EAGLE; layers for multi-token prediction), a row for every
-token and a block of guesses in one pass (DFlash; DSpark, which corrects them), and none of its own, where the drafter
-reads the target's keys and values (assistants of Gemma 4).
+Three kinds: a row for every token except the first (EAGLE-3; P-EAGLE; layers for multi-token prediction), a row for
+every token and a block of draft tokens in one pass (DFlash; DSpark, which corrects them), and no rows, because the
+drafter reads the target's keys and values (assistants of Gemma 4).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EMBEDDING_BYTES = 1 << 20  # that are kept: asking the target for some takes as 
 
 
 class Embedding(Protocol):
-    """The target, or a drafter with an embedding of its own."""
+    """Token embeddings: the target's, or those of a drafter that has its own."""
 
     def embed(self, tokens: Ids) -> Rows:
         """Look up tokens [n] -> [n, hidden]."""
@@ -35,7 +35,7 @@ class Embedding(Protocol):
 
 
 class InputRows:
-    """Builds a drafter's input rows [n, columns]: embeddings of tokens, ``hidden`` wide, and hidden states beside."""
+    """Builds a drafter's input rows [n, columns]: token embeddings, ``hidden`` wide, followed by hidden states."""
 
     def __init__(self, embedding: Embedding, columns: int, hidden: int) -> None:
         self.embedding, self.columns, self.hidden = embedding, columns, hidden
@@ -70,7 +70,7 @@ class DraftCache:
         assert slot.model.part.decoder is not None
         self.target, self.slot, self.branch = target, slot, branch
         self.decoder: DecoderPart = slot.model.part.decoder
-        # of the target's embedding, which is what an assistant is shown of the target, too
+        # width of the target's embedding, which is also that of the target's hidden states for an assistant
         hidden = self.decoder.columns // 2 if self.decoder.reads else slot.model.facts.hidden
         embeds = any(group.kind == EMBEDDING for group in slot.model.part.heads)
         self.embedding: Embedding = slot if embeds else target
@@ -86,9 +86,9 @@ class DraftCache:
         del self.slot.tokens[rows:]
 
     def names(self, tokens: Sequence[int]) -> list[int]:
-        """Name the rows of a text, the pending token's among them, so that rows of equal names are equal.
+        """Name the rows of a text, including the pending token's, so that rows of equal names are equal.
 
-        A row is named by its own token, the first one by that before it, too.
+        A row is named by its own token, and the first one also by the token before it.
         """
         own = list(tokens[self.deferred_rows :])
         if self.deferred_rows and own:
@@ -149,7 +149,7 @@ class DraftCache:
         return draw_tree(level, how, self.branch, length)
 
     def _drawn(self, output: Output, first: int, how: Draw, length: int) -> Proposal:
-        """Draw guesses of a pass that gave all their rows, from row ``first`` on."""
+        """Sample draft tokens from a pass that computed all their rows, from row ``first`` on."""
         if output.best is not None:
             pairs = iter(zip(output.best[0][first:].tolist(), output.best[1][first:].tolist(), strict=True))
             return draw_chain(lambda _: output.logits, how, length, choose=lambda _: next(pairs))
@@ -205,9 +205,9 @@ class DraftCache:
 
 
 class BlockCache(DraftCache):
-    """Holds a row for every token, of the target's hidden states there alone, and guesses a block in one pass.
+    """Holds a row for every token, computed only from the target's hidden states, and drafts a block per pass.
 
-    DFlash (arXiv 2602.06036).  The guesses of a block do not know each other: each is drawn from its own row.
+    DFlash (arXiv 2602.06036).  The draft tokens of a block are independent: each is sampled from its own row.
     """
 
     deferred_rows = 0
@@ -221,11 +221,11 @@ class BlockCache(DraftCache):
 
     @property
     def guesses(self) -> int:
-        """Most guesses of a block."""
+        """Maximum number of draft tokens of a block."""
         return self.block - (not self.decoder.anchor)
 
     def rows(self, length: int) -> int:
-        """Count the rows of the block that makes so many guesses."""
+        """Count the rows of a block with ``length`` draft tokens."""
         return length + 1
 
     def _guess_block(self, inputs: Rows, best: bool, hidden: bool = False) -> Output:
@@ -267,11 +267,11 @@ class BlockCache(DraftCache):
 
 
 class CorrectedBlockCache(BlockCache):
-    """Corrects each guess of a block by the one before it, and says how sure it is.
+    """Corrects each draft token of a block by the one before it, and estimates its confidence.
 
-    DSpark (arXiv 2607.05147).  A block has as many rows as in training, however many guesses are asked for.  Its
-    guesses end where the next one's chance falls below ``threshold``, or, without one, where it is worth less than its
-    row of the pass costs.
+    DSpark (arXiv 2607.05147).  A block always has as many rows as in training.  Its draft tokens end where the next
+    one's chance falls below ``threshold``.  Without a threshold they end where the next one is worth less than its row
+    of the pass costs.
     """
 
     def __init__(self, target: Target, slot: Slot) -> None:
@@ -333,7 +333,7 @@ class CorrectedBlockCache(BlockCache):
         return float(1 / (1 + np.exp(-float(sure[at] + self._sure[offset + before]))))
 
     def _worth(self, sure: Rows, how: Draw) -> Callable[[int | None], bool]:
-        """Decide before each guess, by the one before alone, whether to offer it."""
+        """Decide before each draft token, only from the one before, whether to offer it."""
         costs = self.costs.given() if self.costs and how.params.seeded_rejection else self.costs
         row = (costs.v(self.guesses + 1) - costs.v(1)) / self.guesses if costs else 0.0
         at, reach, expected = 0, 1.0, 1.0
@@ -362,16 +362,16 @@ def _likeliest(output: Output) -> list[int]:
 
 
 class _Block(NamedTuple):
-    """What a pass over a block gave: logits [guesses, columns]; what rows add to confidence, [guesses]."""
+    """Output of a pass over a block: logits [guesses, columns]; terms of rows in the confidence, [guesses]."""
 
     logits: Rows
     sure: Rows | None
 
 
 class ParallelCache(DraftCache):
-    """Makes all guesses in the pass over the last rows: P-EAGLE (arXiv 2602.01469).
+    """Drafts all tokens in the pass over the last rows: P-EAGLE (arXiv 2602.01469).
 
-    Behind the pending token's row stand rows of a mask token; each sees those before it, and none is kept.
+    The pending token's row is followed by rows of a mask token; each sees those before it, and none is kept.
     """
 
     at_once = True
@@ -407,16 +407,16 @@ class ParallelCache(DraftCache):
 
 
 class BorrowedCache(DraftCache):
-    """Has no rows of its own: each step reads the target's keys and values of all tokens but the pending one.
+    """Reads the target's KV cache instead of keeping one: each step sees all tokens except the pending one.
 
-    Gemma 4's assistants.  Of the target's hidden states only the last row is looked at, by a round's first step.
+    For Gemma 4's assistants.  A round's first step reads only the last row of the target's hidden states.
     """
 
     borrowed = True
     _rows = 1  # of the target's tokens that are seen
 
     def __len__(self) -> int:
-        return self.slot.context  # wherever it is asked, they are there
+        return self.slot.context  # the target has computed them at every point where this is asked
 
     def crop(self, rows: int) -> None: ...
 

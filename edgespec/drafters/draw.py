@@ -1,12 +1,12 @@
-"""Drawing guesses from draft logits: a chain, a chain whose nodes have siblings, or a tree.
+"""Sample draft tokens from draft logits: a chain, a chain whose nodes have siblings, or a tree.
 
-A tree has one of two shapes: a chain of first choices whose every node has equally many children, of which only the
-first goes on, or a full tree, in which every node of a depth has equally many.  First choices are the guesses that the
-chain would have had.
+A tree has one of two shapes.  The first is a chain of first choices whose every node has equally many children, of
+which only the first continues.  The second is a full tree, in which every node of a depth has equally many.  First
+choices are the tokens that the chain would have had.
 
-Siblings in SWIFT's sense (arXiv 2410.06916) are the first shape with a width of its own at each depth.  In the paper
-it follows the draft's confidence alone; on a CPU a row is expensive, so that a sibling is offered only where it is
-expected to gain more than its row costs.
+Siblings in SWIFT's sense (arXiv 2410.06916) are the first shape with a different width at each depth.  In the paper the
+width follows only the draft's confidence.  On a CPU a row is expensive, so a sibling is offered only if it is expected
+to gain more than its row costs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _GREEDY, _SAMPLED = (3, 5, 8, 10), (1, 3, 5, 10)
 
 
 class Draw(NamedTuple):
-    """Where guesses are drawn, and how.
+    """Position of the draft tokens, and how they are sampled.
 
-    Greedy guesses are deterministic.  ``rejection`` draws from q, the draft's adjusted distribution, with noise of its
-    own and reports q; several guesses below one node are drawn without replacement, by the order of the noisy logits
-    (Gumbel top-k, Kool et al., arXiv 1903.06059).  ``coupled`` draws with the target's noise (arXiv 2408.07978) and
-    needs no q: verification is by matching.
+    Greedy draft tokens are deterministic.  ``rejection`` samples from q, the draft's adjusted distribution, with
+    separate noise, and reports q.  Several tokens below one node are sampled without replacement, by the order of the
+    noisy logits (Gumbel top-k, Kool et al., arXiv 1903.06059).  ``coupled`` samples with the target's noise (arXiv
+    2408.07978) and needs no q: verification is by matching.
     """
 
     tokens: Sequence[int]  # committed tokens
@@ -52,9 +52,9 @@ class Draw(NamedTuple):
 
     @property
     def stream(self) -> int:
-        """Name the noise that guesses are drawn with.
+        """Name the noise that draft tokens are sampled with.
 
-        A draft has its own for each round: what has happened since may depend on that of a round before.
+        A draft has its own noise for each round, because earlier rounds may depend on theirs.
         """
         return DRAFT + len(self.tokens) if self.params.rejects else TARGET
 
@@ -77,7 +77,7 @@ class DrawingDrafter(Drafter):
         return None
 
     def how(self, tokens: Sequence[int]) -> Draw:
-        """Say how guesses after ``tokens`` are drawn."""
+        """Describe how draft tokens after ``tokens`` are sampled."""
         return Draw(tokens, self.vocab, self.params, self.noise)
 
 
@@ -93,17 +93,18 @@ def draw_chain(
     choose: Callable[[int | None], tuple[int, float]] | None = None,
     worth: Callable[[int | None], bool] | None = None,
 ) -> Proposal:
-    """Draw up to ``length`` guesses, one after the other.
+    """Sample up to ``length`` draft tokens, one after the other.
 
     Args:
-        step: draft logits float32 [any] after one guess more (None = after the committed tokens); not called for the
-            last guess, whose own continuation nobody needs.
+        step: draft logits float32 [any] after one more draft token (None = after the committed tokens); not called for
+            the last one, which needs no continuation.
         draw: where and how.
-        length: most guesses.
-        weak: told the unadjusted draft probability of each guess but the last, whether to draft no further AFTER it.
-        choose: instead of ``step`` for greedy requests: the likeliest token and its probability; its logit will do
-            where ``weak`` is None.
-        worth: whether to offer one more guess, asked before it is drawn with the guess before it.
+        length: maximum number of draft tokens.
+        weak: called with the unadjusted draft probability of each draft token except the last; returns whether to stop
+            AFTER it.
+        choose: instead of ``step`` for greedy requests: the likeliest token and its probability; its logit is enough if
+            ``weak`` is None.
+        worth: whether to offer one more draft token; called before it is sampled, with the token before it.
 
     Raises:
         EdgespecError: the draft's logits are not finite.
@@ -227,7 +228,7 @@ def paper_width(confidence: float, greedy: bool) -> int:
 class SiblingPolicy:
     """How many siblings to offer."""
 
-    most: Sequence[int]  # most guesses per node by depth, the last number for all depths after it
+    most: Sequence[int]  # maximum draft tokens per node by depth, the last number for all depths after it
     # (depth, expected tokens of the chain, rows) -> expected tokens that one row more must gain; None = every
     # sibling that ``most`` and the paper allow is offered
     price: Callable[[int, float, int], float] | None = None
@@ -236,10 +237,10 @@ class SiblingPolicy:
 
 @dataclass
 class _Level:
-    """Guesses at one depth, the chain's own first.
+    """Draft tokens at one depth, the chain's own first.
 
-    ``chances``: what the draft gives the guess of each rank, ``sure`` the chain's own; ``q``: float64 [vocab], what
-    they were drawn from.
+    ``chances``: draft probability of the token of each rank, ``sure`` the chain's own; ``q``: float64 [vocab], the
+    distribution that they were sampled from.
     """
 
     tokens: list[int]
@@ -309,7 +310,7 @@ def _drawn(logits: Rows, draw: Draw, prefix: Sequence[int], width: int, top: flo
         width = min(width, len(noisy))
         best = np.argpartition(-noisy, width - 1)[:width]
         found = drawable.ids[best[np.argsort(-noisy[best], kind="stable")]].tolist()
-        chances = np.sort(drawable.probs())[::-1][:width].tolist()  # by rank, whatever was drawn
+        chances = np.sort(drawable.probs())[::-1][:width].tolist()  # by rank, independent of the sampled tokens
     q = None
     if draw.params.rejects:
         q = np.zeros(len(logits))
@@ -338,7 +339,7 @@ def _siblings(levels: list[_Level], policy: SiblingPolicy) -> list[int]:
 
 
 def _assemble(levels: list[_Level], siblings: list[int], bucket: int) -> Proposal:
-    """Join the chain, whose rows then stand in the cache where plain decoding's would, and all siblings after it."""
+    """Join the chain, so that its rows have plain decoding's cache slots, and all siblings after it."""
     depths = [*range(len(levels)), *(depth for depth, count in enumerate(siblings) for _ in range(count))]
     ranks = [0] * len(levels) + [rank + 1 for count in siblings for rank in range(count)]
     tokens = np.array([levels[depth].tokens[rank] for depth, rank in zip(depths, ranks, strict=True)], np.int64)

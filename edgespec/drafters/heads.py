@@ -1,16 +1,16 @@
-"""Heads beside the LM head that guess several tokens ahead from one hidden state.
+"""Heads next to the LM head that predict several tokens ahead from one hidden state.
 
-Medusa (Cai et al., arXiv 2401.10774): head i sees the hidden state from which the pending token was chosen, and guesses
-the token i + 1 places after that one.  The best guesses of all heads make a tree; the target verifies it in one pass,
-and the hidden state of the last accepted row is where the next tree grows from, so that the heads themselves are all
-that drafting costs.  Guesses are taken as they are and verified by matching: lossless for sampling too.
+Medusa (Cai et al., arXiv 2401.10774): head i sees the hidden state that the pending token was chosen from, and predicts
+the token i + 1 places after that one.  The best predictions of all heads make a tree, and the target verifies it in one
+pass.  The next tree starts from the hidden state of the last accepted row, so the only cost of drafting is that of the
+heads.  Draft tokens are the top predictions, and are verified by matching, which is lossless also for sampling.
 
-Blockwise parallel decoding (Stern et al., arXiv 1811.03115) takes the first guesses alone, a chain.  Exact acceptance
+Blockwise parallel decoding (Stern et al., arXiv 1811.03115) uses only the first predictions, a chain.  Exact acceptance
 is lossless; the paper's looser rules are the request's choice.  With ``cycles`` a block is refined before it is
-verified: each cycle is a pass over the block in which the least certain guesses are replaced by what the model says
-there, fewer of them each time, as in mask-predict (Ghazvininejad et al., arXiv 1904.09324), but on a causal model,
-which makes it Jacobi iteration (arXiv 2305.10427).  Accepting every guess then takes a constant number of passes a
-block, and is lossy; verifying them is lossless.
+verified: each cycle is a pass over the block that replaces the least certain tokens by the model's own predictions,
+fewer of them each time, as in mask-predict (Ghazvininejad et al., arXiv 1904.09324), but on a causal model, which makes
+it Jacobi iteration (arXiv 2305.10427).  Accepting every draft token then takes a constant number of passes per block,
+and is lossy; verifying them is lossless.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Medusa(Drafter):
 
     name = "medusa"
     wants = HIDDEN
-    steps_at_once = True  # drafting costs the same however deep the guesses reach
+    steps_at_once = True  # drafting costs the same for any depth
 
     def __init__(self, target: Target, group: str, paths: Sequence[Path]) -> None:
         self.target, self.group, self.paths = target, group, list(paths)

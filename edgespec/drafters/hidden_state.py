@@ -1,15 +1,15 @@
-"""A small decoder conditioned on hidden states of the target, which guesses.
+"""Drafters with a small decoder that is conditioned on hidden states of the target.
 
-EAGLE-3 (Li et al., arXiv 2503.01840) and P-EAGLE (arXiv 2602.01469), which makes all guesses in one pass; the layer for
-multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees the last hidden state alone; DFlash
-(arXiv 2602.06036): a block of guesses in one pass; DSpark (arXiv 2607.05147): such a block, corrected guess by guess,
-with a confidence for each; Gemma 4's assistants, which have no cache: they read the target's keys and values.
+EAGLE-3 (Li et al., arXiv 2503.01840) and P-EAGLE (arXiv 2602.01469), which drafts all tokens in one pass; the layer for
+multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees only the last hidden state; DFlash
+(arXiv 2602.06036): a block of draft tokens in one pass; DSpark (arXiv 2607.05147): such a block, corrected one token at
+a time, with a confidence for each; Gemma 4's assistants, which have no cache: they read the target's keys and values.
 
-Auxiliary hidden states are the target's residual stream after some of its layers, side by side.  Row i of the first
-two's draft cache is made of token i + 1 and of the target's at token i, so that n tokens and the states of all but the
-pending one make n - 1 rows; the last of them gives the first guess.  It goes on with its own guesses and its own hidden
-states, and what it made of those is forgotten after the round: rows of accepted guesses are made again, of the
-target's states, which is what it was trained on.  Rows of a block's drafter are made of those states alone.
+Auxiliary hidden states are the target's residual stream after some of its layers, concatenated.  Row i of the first
+two's draft cache combines token i + 1 with the target's state at token i.  So n tokens and the states of all except the
+pending one make n - 1 rows, and the last row predicts the first draft token.  Further steps use the drafter's own
+tokens and hidden states, and their rows are dropped after the round.  Rows of accepted tokens are computed again from
+the target's states, as in training.  Rows of a block's drafter use only those states.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HiddenStateDrafter(DrawingDrafter):
         self._at, self._states = 0, self.cache.no_states  # first row, [rows, k * hidden]
         self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet
         self._sound = False  # nothing failed since the cache was right
-        # whether to go on from elsewhere takes states, too, as the target does not read a single token again
+        # whether continuing from another slot also needs states, because the target does not read a single token again
         self.stateful = bool(self.deferred_rows and target.stateful)
 
     def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
@@ -62,7 +62,7 @@ class HiddenStateDrafter(DrawingDrafter):
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
     def begin(self, request: DraftRequest) -> int | None:
-        """Keep the rows that are still right, and the states that the next ones are made of."""
+        """Keep the rows that are still right, and the states that the next rows need."""
         super().begin(request)
         self._join()
         tokens, states, first = request.tokens, self._states, self._at
@@ -85,7 +85,7 @@ class HiddenStateDrafter(DrawingDrafter):
         return self._at + len(self._states)
 
     def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
-        """Append rows of the prompt, but for the last where that one gives the first guess."""
+        """Append rows of the prompt, except the last one if that one predicts the first draft token."""
         if first > self.known:  # a target with states may read again what is known here
             raise EdgespecError(f"auxiliary hidden states of token {first}: expected those of token {self.known}")
         self._states = np.concatenate((self._states, aux_hidden[self.known - first :]))
@@ -93,7 +93,7 @@ class HiddenStateDrafter(DrawingDrafter):
         if self.slot.on_read is not None:
             self.slot.on_read()
 
-    # -- what is kept of a text elsewhere, beside the rows in the slot -------------------------------------------------
+    # -- parts of a text that are stored elsewhere, in addition to the rows in the slot -------------------------------
 
     def settle(self, tokens: Sequence[int]) -> list[int]:
         """Make all rows of a text that has ended but the deferred ones -> names of the text's rows."""
@@ -106,12 +106,12 @@ class HiddenStateDrafter(DrawingDrafter):
         return self.cache.names(tokens)
 
     def state(self) -> NDArray[np.uint8]:  # [bytes]
-        """Copy the states that the row after the slot's is made of; empty where they are not known."""
+        """Copy the states for the row after the slot's last one; empty if they are not known."""
         complete = len(self._states) == self.deferred_rows and self._at == len(self.cache)
         return (self._states if complete else self.cache.no_states).reshape(-1).view(np.uint8).copy()
 
     def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
-        """Go on from the slot's rows and what ``state`` gave after them -> whether it has the size of it."""
+        """Continue from the slot's rows and the ``state`` after them -> whether its size is right."""
         rows, columns = self.deferred_rows if self.stateful else 0, self.cache.no_states.shape[1]
         if state.nbytes != 4 * rows * columns:
             return False
@@ -168,7 +168,7 @@ class HiddenStateDrafter(DrawingDrafter):
             self._states, self._later = np.concatenate((self._states, *self._later)), []
 
     def _settle(self, most: int = 1) -> None:
-        """Append the rows whose states are kept, but for the deferred ones, where there are as many as ``most``."""
+        """Append the rows whose states are kept, except the deferred ones, if there are at least ``most``."""
         rows = len(self._states) - self.deferred_rows
         if rows < most:
             return

@@ -1,15 +1,15 @@
-"""Model-free drafting: what followed the same tokens earlier in this text will follow again.
+"""Model-free drafting: tokens that followed the same context earlier in this text are likely to follow again.
 
-Prompt lookup copies what followed the most recent occurrence of the last tokens.  Here a map of tokens goes on one
-guess at a time instead, with the token that mostly followed, on the text and the guesses so far (the idea of
+Prompt lookup copies the tokens after the most recent occurrence of the last tokens.  Here a map of n-grams is asked one
+draft token at a time instead, for the most frequent next token, in the text and the draft so far (the idea of
 llama.cpp's lookup decoding).
 
-A first guess after 1, 2, 3-4, 10+ equal tokens is right in .2-.4, .4-.5, .4-.7, .6-.98 of the cases, and mostly once a
-guess was right the next is right more often.  So n starts at 1, and the length of the match decides how far to go.
-docs/dev/log.md has the replay on four texts from which the defaults come.
+A first draft token after 1, 2, 3-4, 10+ equal tokens is right in .2-.4, .4-.5, .4-.7, .6-.98 of the cases.  Once a
+draft token was right, the next is usually right more often.  So n starts at 1, and the length of the match decides how
+far to draft.  The defaults come from the replay on four texts in docs/dev/log.md.
 
-A store (``ngram_stores``) is asked where the text has no guess, or one after a match of one or two tokens shorter than
-the store's.
+A store (``ngram_stores``) is asked if the text has no match, or one of one or two tokens that is shorter than the
+store's.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SHORT = 2  # a match of the text no longer than this gives way to a longer one 
 
 
 class NGram(Drafter):
-    """Guesses from the text itself, and from a store; the index costs O(n_max) and about 0.4 KB a token.
+    """Drafts from the text itself, and from a store; the index costs O(n_max) and about 0.4 KB per token.
 
-    At least ``n_min`` equal tokens count as a match; of one longer than ``n_max``, the longest key, the most recent
-    occurrence is preferred.  It goes on only with a token that followed in at least a ``share`` of the cases.  What is
-    found in a store has buckets of its own.
+    At least ``n_min`` equal tokens count as a match.  For a match longer than ``n_max``, the longest key, the most
+    recent occurrence is preferred.  It drafts only tokens that followed in at least a ``share`` of the cases.  Matches
+    in a store have separate buckets.
     """
 
     name = "ngram"
@@ -53,11 +53,11 @@ class NGram(Drafter):
         self.n_min, self.n_max, self.rates = n_min, n_max, _RATES
         self.share = share
         self.store = store
-        self._lead: list[int] = []  # what an encoder-decoder reads: it stands before the text
+        self._lead: list[int] = []  # source of an encoder-decoder, placed before the text
         self._clear()
 
     def _clear(self) -> None:
-        self._text: list[int] = []  # the lead, and the text behind it
+        self._text: list[int] = []  # the lead, followed by the text
         self._source: Text | None = None  # what it was read from
         # For each n, key of n tokens -> (index after its most recent occurrence) << 20 | (how often the token there
         # followed it); once a second token followed, _more has the counts of all.
@@ -65,9 +65,9 @@ class NGram(Drafter):
         self._more: list[dict[int, dict[int, int]]] = [{} for _ in range(self.n_max + 1)]
 
     def begin(self, request: DraftRequest) -> None:
-        """Index the prompt; what an earlier request indexed stays if the prompt continues it.
+        """Index the prompt; an earlier request's index stays if the prompt continues its text.
 
-        What an encoder reads is the first text: names, numbers and quotes come again in its translation or summary.
+        The encoder's source comes first in the index: names, numbers and quotes recur in its translation or summary.
         """
         if self._lead != (lead := list(request.source)):
             self._clear()
@@ -75,7 +75,7 @@ class NGram(Drafter):
         self._follow(request.tokens)
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Make the index one of ``tokens``; if these are not a continuation, by starting anew."""
+        """Make the index one of ``tokens``; if these are not a continuation, it is rebuilt."""
         lead, known = len(self._lead), max(len(self._text) - len(self._lead), 0)
         # of the text of the round before the beginning is known: it only grows
         if tokens is not self._source and tokens[:known] != self._text[lead:]:

@@ -49,7 +49,7 @@ _AGAIN = "build it again: edgespec ngram build"
 
 
 class Hit(NamedTuple):
-    """What a store knows: the last ``n`` tokens were followed ``seen`` of ``of`` times by ``token``."""
+    """Entry of a store: the last ``n`` tokens were followed ``seen`` of ``of`` times by ``token``."""
 
     n: int
     token: int
@@ -59,14 +59,14 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreFacts:
-    """What a store's header says."""
+    """Facts in a store's header."""
 
     vocab: int  # tokens of the vocabulary
     vocabulary: str  # SHA-256 of the tokenizer's vocabulary, hex digits
     texts: int  # how many were read
     tokens: int  # how many they have
     by_length: tuple[int, ...]  # entries for 1, 2, 3 and 4 tokens
-    left_out: int  # entries for which there was no room
+    left_out: int  # entries that did not fit
 
     @property
     def entries(self) -> int:
@@ -101,9 +101,9 @@ class StoreFacts:
 
 
 class NGramStore:
-    """An opened store: mapped, never changed, shared by all who use it.
+    """An opened store: mapped, never changed, shared by all users.
 
-    Without ``check``, which compares the SHA-256 of all of it, opening takes the same time whatever the size.
+    Without ``check``, which compares the SHA-256 of all of it, opening takes the same time for any size.
 
     Raises:
         StoreError: not a store, damaged, truncated or newer than this version.
@@ -201,10 +201,10 @@ def _read_header(path: Path, head: bytes) -> tuple[StoreFacts, bytes]:
 def count(texts: Sequence[NDArray[np.int32]], report: Callable[[int, int], None] | None = None) -> NDArray[np.void]:
     """Count n-grams with a token that followed them in half of the cases or more -> ``ENTRY`` [n], ascending by key.
 
-    Of the longest n-grams all are kept, so that text that comes again word for word is found; of shorter ones those
-    that occurred twice: what followed a word once says little.  Takes about 140 bytes of memory a token.
+    All of the longest n-grams are kept, so that text that repeats word for word is found.  Shorter ones are kept if
+    they occurred twice, because a single occurrence predicts little.  Takes about 140 bytes of memory per token.
 
-    ``texts``: int32 [m] each, no n-gram goes from one into the next; ``report`` is called with (done, of).
+    ``texts``: int32 [m] each, no n-gram spans two of them; ``report`` is called with (done, of).
     """
     sizes = [len(text) for text in texts]
     tokens = np.concatenate([np.empty(0, np.int32), *texts])  # [t]
@@ -296,7 +296,7 @@ def build_store(
 
 
 def refuse_existing(output: Path, overwrite: bool) -> None:
-    """Refuse, by a ``StoreError``, an output that exists and is no store, or may not be replaced."""
+    """Raise StoreError for an output that exists and is not a store, or may not be replaced."""
     if not output.exists():
         return
     if not is_store(output):

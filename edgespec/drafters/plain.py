@@ -23,7 +23,7 @@ class Plain(Drafter):
 
 
 class Forced(Drafter):
-    """Offers the tokens that a constraint leaves no choice about; they stand unless they can be written otherwise."""
+    """Offers the tokens that a constraint leaves no choice about; only another spelling of the text rejects them."""
 
     name = "forced"
     cheap = True

@@ -1,7 +1,7 @@
-"""A text that the caller expects, as guesses: an edited file is mostly what it was (OpenAI's predicted outputs).
+"""Drafts from a text that the caller expects: an edited file is mostly unchanged (OpenAI's predicted outputs).
 
-Guesses go on from where the request's text has got to in the expected one.  Where the two part, there are none until a
-few new tokens in a row are found in it again.
+Drafting continues at the request's current place in the expected text.  If the texts differ, drafting stops until a few
+new tokens in a row occur in the expected text again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _EQUAL = 3  # tokens in a row that say where the text is
 
 
 class Predicted(Drafter):
-    """Offers what is expected, token ids, behind so many tokens of the ``prompt``."""
+    """Offers the ``expected`` token ids after the first ``prompt`` tokens."""
 
     name = "predicted"
     cheap = True
 
     def __init__(self, expected: Sequence[int], prompt: int) -> None:
         self._expected, self._prompt, self._read = np.array(expected, np.int64), prompt, prompt
-        self._at: int | None = 0  # of the guess that comes next; None = nobody knows
+        self._at: int | None = 0  # index of the next draft token; None = not known
         self._last = 0  # where it was last
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
@@ -41,7 +41,7 @@ class Predicted(Drafter):
         return Proposal(guesses.copy()) if len(guesses) else EMPTY
 
     def _found(self, last: list[int]) -> int | None:
-        """Find where the expected text goes on behind such tokens: from where the text was, or else the first place."""
+        """Find where these tokens end in the expected text: after the last place, or else the first occurrence."""
         starts = len(self._expected) - _EQUAL + 1
         if starts < 1:
             return None

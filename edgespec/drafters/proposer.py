@@ -17,7 +17,7 @@ from edgespec.errors import InvalidRequest, first_line
 
 
 class UserDrafter(Drafter):
-    """Wraps a caller's proposer.  Whatever it returns is checked: nonsense ends the proposer, not the text."""
+    """Wraps a caller's proposer.  Its output is checked: an invalid one ends the proposer, not the text."""
 
     wants = NOTHING
 
@@ -71,10 +71,10 @@ def proposer_name(proposer: Proposer) -> str:
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """Turn what a proposer raises into an ``Exception`` (a ``RuntimeError``), so that it costs its guesses alone.
+    """Convert other exceptions of a proposer into a ``RuntimeError``, so that it costs only its draft tokens.
 
-    That is ``sys.exit`` in it, or a panic of a library.  Ctrl-C goes through, and so does what a handler of a signal
-    raises while the proposer runs.
+    These are ``sys.exit`` and panics of a library.  Ctrl-C passes through, and so do exceptions of a signal handler
+    that runs in the proposer.
     """
     try:
         yield

@@ -42,7 +42,7 @@ AUTO = "auto"  # the method of the best prediction, watched and changed while it
 
 @dataclass(frozen=True)
 class Parts:
-    """What a bundle offers to the drafters of one session.
+    """Parts of a bundle and of one session that drafters are built from.
 
     A drafter whose ``dry_step`` runs a draft step has such steps timed by it before the first request.
     """
@@ -57,7 +57,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Prior:
-    """What a method is assumed to do."""
+    """Assumed performance of a method."""
 
     acceptance: float  # P(a guess is accepted | all before it were)
     source: str  # whose number it is
@@ -76,9 +76,9 @@ class Method:
     needs: Needs = "text"
     # of a method that needs heads: the kind of their groups (``HeadGroup.kind``); exits are several groups of one head
     heads: HeadKind | None = None
-    gamma: int | None = None  # most guesses a round; None = the bundle's, at least 6
-    at_once: bool = False  # guessing costs the same however many guesses it makes
-    apart: bool = False  # its drafter is a checkpoint of its own, given by ``--drafter``
+    gamma: int | None = None  # maximum draft tokens per round; None = the bundle's, at least 6
+    at_once: bool = False  # drafting costs the same for any number of draft tokens
+    apart: bool = False  # its drafter is a separate checkpoint, given by ``--drafter``
     # it chooses while it writes what to leave out, so nothing can be compiled beforehand for a device
     searches: bool = False
     prior: Prior | None = None  # what to expect of it where nothing was measured; None = no gain
@@ -98,14 +98,14 @@ _CORE = {
         "what followed the same words before",
         f"{_HERE}.ngram:build",
         gamma=8,
-        # this package's own policy on the first turns of MT-bench: 1.31 tokens from 0.90 guesses a round
+        # this package's own policy on the first turns of MT-bench: 1.31 tokens from 0.90 draft tokens per round
         prior=Prior(0.31 / 0.90, "texts replayed for drafters/ngram.py"),
     ),
     SPECULATIVE: Method(
         "a small draft model",
         f"{_HERE}.speculative:build",
         "draft",
-        # chains without end give 1 / (1 - a) tokens a round
+        # chains without end give 1 / (1 - a) tokens per round
         prior=Prior(1 - 1 / 2.49, "a draft of 68M in Spec-Bench, arXiv 2401.07851"),
     ),
     # The paper steers to .9 on models of 13B and more, half of whose sub-layers can go; on CodeLlama-13B it gained
@@ -182,7 +182,7 @@ _CORE = {
         "drafter",
         at_once=True,
         apart=True,
-        # 3.41 tokens a round of blocks of 7 with Qwen3-8B on code at temperature 1 (SPEED-Bench): 1 + a + ... + a^7
+        # 3.41 tokens per round of blocks of 7 with Qwen3-8B on code at temperature 1 (SPEED-Bench): 1 + a + ... + a^7
         prior=Prior(0.73, "DSpark with Qwen3-8B, as its publisher measured it"),
     ),
     ASSISTANT: Method(
@@ -209,7 +209,7 @@ def needing(*needs: Needs) -> tuple[str, ...]:
 
 
 def drafters_apart() -> tuple[str, ...]:
-    """List the methods whose drafter is a checkpoint of its own."""
+    """List the methods whose drafter is a separate checkpoint."""
     return tuple(name for name, method in METHODS.items() if method.apart)
 
 

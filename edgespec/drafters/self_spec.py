@@ -32,7 +32,7 @@ class SelfSpec(DrawingDrafter):
 
     name = "self-spec"
     stops = True
-    gamma_max = 12  # longest chain, whatever the budget
+    gamma_max = 12  # longest chain, for any budget
 
     def __init__(self, target: Target, skip: SkipSet, confidence: Confidence | None = None) -> None:
         self.target, self.skip, self.vocab = target, skip, target.vocab_size
@@ -43,8 +43,8 @@ class SelfSpec(DrawingDrafter):
     def begin(self, request: DraftRequest) -> None:
         """Draft as this request samples.
 
-        What was learned is carried across requests, except where that would make a seeded text depend on earlier ones:
-        with rejection sampling the length of a draft decides which random numbers are used.
+        Learned values are carried across requests, unless that would make a seeded text depend on earlier ones: with
+        rejection sampling the length of a draft decides which random numbers are used.
         """
         super().begin(request)
         if request.params.seeded_rejection:
@@ -57,12 +57,12 @@ class SelfSpec(DrawingDrafter):
         return self._draw(tokens, budget, self._weak(least_gain))
 
     def _draw(self, tokens: list[int], budget: int, weak: Weak | None) -> Proposal:
-        """Draw a chain that ends where a guess more does not pay."""
+        """Sample a chain that ends where one more draft token is not worth its cost."""
         length = min(budget, self.gamma_max)
         return draw_chain(self._steps(tokens), self.how(tokens), length, weak, self._choices(tokens))
 
     def _weak(self, least: Callable[[int], float] | None) -> Weak | None:
-        """Make what tells of each guess whether the next one would not pay; None = nobody said what must be gained."""
+        """Make the check, after each draft token, that the next one is not worth its cost; None = no required gain."""
         self._sure, reach, confidence = [], 1.0, self.confidence
         if least is None:
             return None

@@ -17,10 +17,11 @@ from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, 
 from edgespec.drafters.registry import Parts
 from edgespec.runtimes.files.manifest import MethodPart
 
-# Tokens the draft has not seen yet are fed in one pass with the pending one up to this many, because each row also pays
-# for the LM head; more are prefilled first.  After full acceptance it is two: the last guess and the bonus.
+# Tokens that the draft has not seen are fed in one pass with the pending one up to this many, because each row also
+# costs an LM head; more are prefilled first.  After full acceptance there are two: the last draft token and the bonus
+# token.
 _FEED = 4
-_BEHIND = 32  # tokens from which on a text that went on without the draft is read by pieces before it guesses
+_BEHIND = 32  # if the draft missed at least this many tokens, it reads them by pieces before it drafts
 
 
 class Speculative(DrawingDrafter):
@@ -37,7 +38,7 @@ class Speculative(DrawingDrafter):
 
     def __init__(self, model: Target, vocab: int, branch: tuple[int, ...] | None = None) -> None:
         self.model, self.vocab, self.branch = model, vocab, branch or (1,)
-        # `follow` may take back what was kept: where states cannot be cut back, they stay at what was told before
+        # `follow` may take back kept tokens: states that cannot be cropped stay at the committed tokens
         model.revocable = True
         # its likeliest token may not be one of its padding, which the target does not know
         self._greedy = BEST in model.can and model.vocab_size <= vocab
@@ -48,7 +49,7 @@ class Speculative(DrawingDrafter):
             self._columns = np.arange(columns) if named is None else named
         self._least = 0  # tokens that are read by pieces; 0 = the slot may hold another text
         self._text: Text | None = None
-        self._common = 0  # the slot was found to begin with so many of its tokens
+        self._common = 0  # number of its tokens that the slot begins with
 
     def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
         return None, rows_of(self.branch, budget)
@@ -58,12 +59,12 @@ class Speculative(DrawingDrafter):
         self._least, self._text = 0, None
 
     def prefill(self, tokens: list[int], most: int) -> int:
-        """Read tokens by pieces; what ``propose`` reads by itself is left to it."""
+        """Read tokens by pieces, except the last ones, which ``propose`` reads."""
         model = self.model
         if not self._least:
             self._follow(tokens)
             self._least = _FEED
-        known = len(model.tokens)  # refused guesses that it may hold, too, are few
+        known = len(model.tokens)  # it may also hold rejected draft tokens, but few
         left = len(tokens) - 1 - known
         if left < _FEED:
             self._least = max(self._least, _BEHIND)
@@ -97,9 +98,9 @@ class Speculative(DrawingDrafter):
         return max(tokens) >= most and any(most <= token < INSERTED for token in tokens)
 
     def _follow(self, tokens: list[int]) -> int:
-        """Crop the slot to what it has in common with all but the pending token; returns how much that is.
+        """Crop the slot to its common prefix with all except the pending token; returns the length.
 
-        What was common in the round before still is: a text only grows, and a request has its slots for itself.
+        A prefix that was common in the round before still is: a text only grows, and a request has exclusive slots.
         """
         model = self.model
         if tokens is not self._text:
@@ -114,7 +115,7 @@ class Speculative(DrawingDrafter):
         return self._common
 
     def _chain(self, how: Draw, known: int, length: int) -> Proposal:
-        """Draw guesses one below the other; the slot holds ``known`` tokens."""
+        """Sample a chain of draft tokens; the slot holds ``known`` tokens."""
         model, owed = self.model, list(how.tokens[known:])
 
         def step(guess: int | None) -> NDArray[np.float32]:
