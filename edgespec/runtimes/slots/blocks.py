@@ -1,7 +1,7 @@
-"""The memory of a batch: blocks of keys and values that its slots refer to by number.
+"""Block pool of a batch: blocks of keys and values that its slots refer to by number.
 
-What many texts begin with lies there once.  Whoever would write into a block that others read copies it first; the
-numbers of a slot's blocks stand behind its states (native/layout.h), where passes look them up.
+Common prefixes of texts are stored once.  Blocks are copied on write if other slots read them.  The table of a slot's
+block numbers follows its states (native/layout.h), where passes look them up.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _PIECE = 1 << 24  # bytes that are copied together
 class BlockPool:
     """Heads, tables and blocks of some slots.
 
-    Room for all blocks there may ever be is asked for at once: pages that nobody writes take none.  Where the system
-    does not give that (a limit, Windows), the pool grows by copying.
+    Address space for all possible blocks is reserved at once: pages that are never written use no memory.  If the
+    system does not support that (a limit, Windows), the pool grows by copying.
 
     Args:
-        model: whose keys and values.
-        width: how many slots.
-        entries: most blocks of a slot.
+        model: of the keys and values.
+        width: number of slots.
+        entries: maximum blocks of a slot.
 
     Attributes:
-        bound: uint8 [width, bytes], what passes are given; another one after the pool has grown.
+        bound: uint8 [width, bytes], the input of passes; replaced when the pool has grown.
         counts: int32 [blocks], slots that refer to each.
     """
 
@@ -42,8 +42,8 @@ class BlockPool:
         self.entries, self.block_bytes = entries, model.kv.block_bytes(model.facts)
         self._width, self._head = width, model.kv.header_bytes(model.facts)
         self._each = -(-(self._head + 4 * entries) // _ALIGNED) * _ALIGNED
-        self._free: list[int] = []  # a heap: the first one is taken, so that those in use lie together
-        self._made = 0  # blocks behind these were never in use
+        self._free: list[int] = []  # a heap: the lowest number is taken, so that used blocks stay close together
+        self._made = 0  # blocks from this number on were never in use
         self._lock = threading.Lock()  # idle sessions are closed by other threads
         self.counts = np.zeros(0, np.int32)
         self._bytes = np.zeros(0, np.uint8)
@@ -72,7 +72,7 @@ class BlockPool:
         give_back_pages(self._bytes, slot * self._each, slot * self._each + self._head)
 
     def take(self) -> int:
-        """Give a block to one slot -> its number; what is in it is no text's."""
+        """Give a block to one slot -> its number; its contents are undefined."""
         with self._lock:
             if self._free:
                 number = heappop(self._free)
@@ -100,7 +100,7 @@ class BlockPool:
                     give_back_pages(self._bytes, first, first + self.block_bytes)
 
     def make_room(self, blocks: int) -> None:
-        """Have room for so many blocks, where there is not yet room for all: by one copy rather than by many."""
+        """Make room for this many blocks, if there is not room for all: by one copy rather than by many."""
         with self._lock:
             if len(self.counts) < min(blocks, self._width * self.entries):
                 self._grow(blocks)
@@ -116,7 +116,7 @@ class BlockPool:
             blocks = min(most, max(self._width, have * 3 // 2, least))
             array = own_pages((self._size(blocks),), np.uint8)
         used = self._width * self._each + have * self.block_bytes if have else 0
-        for first in range(0, used, _PIECE):  # so that nothing is there twice
+        for first in range(0, used, _PIECE):  # in pieces, so that no more than a piece is in memory twice
             last = min(first + _PIECE, used)
             array[first:last] = self._bytes[first:last]
             give_back_pages(self._bytes, first, last)

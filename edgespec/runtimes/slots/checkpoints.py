@@ -1,8 +1,8 @@
-"""Checkpoints of states: copies at chosen lengths of a text, since what a state holds cannot be cut back.
+"""Checkpoints of states: copies at chosen lengths of a text, because a state cannot be cropped.
 
-A text that goes back to before what the states hold is read on from the last checkpoint that is still a beginning of
-it.  A checkpoint holds the matrices, and of the ring only the rows that the next tokens see; keys and values lie where
-they were written.
+A text that is cropped to before the states is read again from the last checkpoint that is still a prefix of it.  A
+checkpoint holds the matrices, and only the rows of the ring that the next tokens see; keys and values stay in the
+cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgespec.runtimes.files.kv import state_bytes, state_width
 from edgespec.runtimes.files.manifest import ModelFacts
 
 LEAST = 16  # tokens: shorter beginnings are read again as fast
-ASKING = 32  # most tokens by which a template asks for an answer
+ASKING = 32  # maximum tokens of a template's request for an answer
 
 
 class Checkpoints:
@@ -41,7 +41,7 @@ class Checkpoints:
         return sum(states.nbytes for states in self._kept.values())
 
     def take(self, cache: NDArray[np.uint8], tokens: int) -> None:  # [bytes]
-        """Copy the states of a cache; they hold exactly so many tokens, more than any checkpoint's."""
+        """Copy the states of a cache; they hold exactly ``tokens`` tokens, more than any checkpoint's."""
         self.crop(tokens - 1)
         if tokens < LEAST or not self.most:
             return
@@ -49,9 +49,9 @@ class Checkpoints:
         self._bound()
 
     def restore(self, cache: NDArray[np.uint8], most: int) -> int:  # [bytes]
-        """Put the states back as they were after the most tokens up to ``most``; returns how many, 0: there are none.
+        """Restore the states of the longest checkpoint of at most ``most`` tokens -> its length, or 0 if there is none.
 
-        Later ones are dropped: the text goes on otherwise.
+        Later checkpoints are dropped, because the text will continue differently.
         """
         self.crop(most)
         length = max(self._kept, default=0)
@@ -64,12 +64,12 @@ class Checkpoints:
         self._kept = {length: states for length, states in self._kept.items() if length <= most}
 
     def share(self, other: Checkpoints, most: int) -> None:
-        """Keep those of another text that has the first ``most`` tokens of this one; nobody writes into them."""
+        """Share the checkpoints of another text with the same first ``most`` tokens; they are never written to."""
         self._kept = {length: states for length, states in other._kept.items() if length <= most}
         self._bound()
 
     def limit(self, most: int) -> None:
-        """Keep at most so many from now on."""
+        """Keep at most this many from now on."""
         self.most = most
         self._bound()
 
@@ -79,7 +79,7 @@ class Checkpoints:
 
 
 def copy_states(facts: ModelFacts, cache: NDArray[np.uint8], tokens: int) -> NDArray[np.float32]:  # [bytes] -> [n]
-    """Copy of a cache's states what is read after so many tokens, which they hold exactly."""
+    """Copy the part of a cache's states that is read after ``tokens`` tokens, which they hold exactly."""
     rows, rest, seen = *_views(facts, cache), _seen(facts, tokens)
     cut = len(rows) * len(seen) * rows.shape[2]
     made = np.empty(cut + rest.size, np.float32)
@@ -89,7 +89,7 @@ def copy_states(facts: ModelFacts, cache: NDArray[np.uint8], tokens: int) -> NDA
 
 
 def put_states(facts: ModelFacts, cache: NDArray[np.uint8], tokens: int, saved: NDArray[np.float32]) -> bool:
-    """Put back what ``copy_states`` gave of so many tokens -> whether it is as much."""
+    """Restore the states that ``copy_states`` saved at ``tokens`` tokens -> whether the size is right."""
     rows, rest, seen = *_views(facts, cache), _seen(facts, tokens)
     cut = len(rows) * len(seen) * rows.shape[2]
     if saved.size != cut + rest.size:
@@ -112,10 +112,10 @@ def _views(facts: ModelFacts, cache: NDArray[np.uint8]) -> tuple[NDArray[np.floa
 
 
 def ends_of_turns(tokens: Sequence[int], eos: Collection[int]) -> list[int]:
-    """Lengths of a prompt that other prompts are likely to begin with: its first turn, its last one, or all of it.
+    """List lengths of a prompt's likely common prefixes with other prompts: its first turn, its last one, or all of it.
 
-    Templates end a turn by a token that ends an answer, too.  What follows the last one only asks for the answer, and
-    is often written otherwise in the next prompt.
+    Templates end a turn with a token that also ends an answer.  The part after the last one only asks for the answer,
+    and often differs in the next prompt.
     """
     ends = [at for at, token in enumerate(tokens[:-1], 1) if token in eos]
     whole = len(tokens) - 1

@@ -1,13 +1,13 @@
-"""A KV slot over a graph that optimum exported: a pass gives all keys and values anew, the new rows behind the old.
+"""A KV slot over a graph that optimum exported: a pass returns all keys and values, the new rows after the old ones.
 
-Two sets of buffers take turns: what a pass writes is what the next one reads, so nothing is copied beyond the graph's
-own concatenation.  Rows that do not stay (refused guesses, a dummy row) are cropped before the next
-pass, which copies what stays once.
+Two sets of buffers alternate: a pass reads the output of the one before, so nothing is copied beyond the graph's own
+concatenation.  Rows that do not stay (rejected draft tokens, a dummy row) are cropped before the next pass, which
+copies the others once.
 
 Strict mode (docs/dev/runtime.md): attention of one row uses other kernels than that of several.  The strict graph
-handles it; a *padded* one gets a dummy row behind the real ones in every pass instead, and so does any strict graph
-on a machine where a lone row still has other bits (``pairs.py``).  Whether a row then has the same
-bits in all passes depends on the graph: ``cpu.rows_exact`` says it.
+handles it.  A *padded* graph gets a dummy row after the real ones in every pass instead.  So does any strict graph on a
+machine where a lone row still has other bits (``pairs.py``).  Whether a row then has the same bits in all passes
+depends on the graph, and ``cpu.rows_exact`` tests it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Port:
 
 @dataclass(frozen=True)
 class ConcatPorts:
-    """The ports of a graph whose present keys and values are its past ones with the new rows behind them."""
+    """The ports of a graph whose present keys and values are its past ones followed by the new rows."""
 
     fed: tuple[str, ...]  # which of input_ids, attention_mask and position_ids there are
     cache: tuple[tuple[str, str], ...]  # (past, present) of every key and value, by layer
@@ -92,7 +92,7 @@ class ConcatPorts:
 
     @classmethod
     def of_session(cls, session: Any) -> ConcatPorts:
-        """Read the ports of an ONNX Runtime session; errors as for ``match``."""
+        """Read the ports of an ONNX Runtime session; raises the errors of ``match``."""
 
         def ports(arguments: Iterable[Any]) -> list[Port]:
             return [Port(one.name, one.type, tuple(one.shape)) for one in arguments]
@@ -138,7 +138,7 @@ class ConcatSlot(Slot):
         self._halves: list[dict[str, Rows]] = [{}, {}]  # flat buffers, by the name of the past
         self._now = 0  # which half holds the slot's keys and values
         self._held: dict[str, Bound] = {}  # float32 [1, kv_heads, held rows, head_dim], by the name of the past
-        self._held_rows = 0  # the slot's tokens come first; rows behind them are cropped before the next pass
+        self._held_rows = 0  # the slot's tokens come first; rows after them are cropped before the next pass
         self._made: dict[str, Bound] = {}  # what the last pass wrote into the other half
         self._ones = np.zeros(0, np.int64)  # [capacity]
         self._positions = np.zeros(0, np.int64)  # [capacity]
@@ -263,7 +263,7 @@ class ConcatSlot(Slot):
         self._held_rows = next(iter(self._made.values())).array.shape[2]
 
     def _trim(self) -> None:
-        """Forget rows behind the slot's tokens."""
+        """Forget rows after the slot's tokens."""
         if self._held_rows != len(self.tokens):
             self._load({name: bound.array for name, bound in self._held.items()}, len(self.tokens))
 

@@ -29,7 +29,7 @@ _MOST_BYTES = 8 << 20  # of keys and values for that
 
 
 def cpu_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
-    """Open a slot over a model on the CPU; arguments as for ``runtimes.opening.open_slot``."""
+    """Open a slot over a model on the CPU; ``runtimes.opening.open_slot`` describes the arguments."""
     kind: type[ConcatSlot | NativeSlot | StockSlot] = StockSlot
     if model.part.origin == "optimum":
         kind = ConcatSlot
@@ -66,7 +66,7 @@ def rows_exact(slot: Slot) -> bool:
 
 
 def depths_exact(model: Model) -> bool:
-    """Tell whether rows of a strict stock graph have the same bits alone and among others, at several depths.
+    """Test whether a strict stock graph computes the same bits for single rows and for several, at some depths.
 
     Keys and values before the rows are random, so nothing is prefilled: 8 passes of 15 rows in all for each depth, and
     fewer depths where those take more than 8 MiB.

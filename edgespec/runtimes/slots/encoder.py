@@ -35,12 +35,12 @@ class Encoder:
 
     Args:
         model: of a part of the manifest that is some decoder's ``encoder``, native operators, ``encoder_attention``.
-        windows: of a tower whose rows see parts of a picture in some layers.
+        windows: of a vision encoder some of whose layers see only parts of a picture.
 
     Attributes:
-        longest: most rows of a source.
-        width: numbers of a row that it gives.
-        columns: numbers of a row that it reads, where it reads features.
+        longest: maximum rows of a source.
+        width: numbers of an output row.
+        columns: numbers of an input row, if it reads features.
     """
 
     def __init__(self, model: Model, windows: WindowsPart | None = None) -> None:
@@ -55,10 +55,10 @@ class Encoder:
 
         Args:
             source: int64 [S] token ids, or float32 [S, columns] rows of features.
-            places: int64 [2, S], line and column of each row, of a tower that turns heads by them.
+            places: int64 [2, S], line and column of each row, for a vision encoder with rotary positions.
 
         Returns:
-            float32 [S, width], a copy; behind it as much for each layer that is tapped.
+            float32 [S, width], a copy, followed by the rows of each tapped layer in more columns.
 
         Raises:
             InvalidRequest: no rows, more than the model was exported for, or rows of another width.
@@ -70,7 +70,7 @@ class Encoder:
         return self._in_windows(np.asarray(source, np.float32), places, self._windows)
 
     def _in_windows(self, source: Rows, places: Ids, windows: WindowsPart) -> Rows:
-        """Run the layers that see windows, and those between them, each with passes of their own."""
+        """Run the layers that see windows, and those between them, each in separate passes."""
         lines, columns = places // windows.side
         numbers = lines * (int(columns.max()) + 1) + columns
         order = np.argsort(numbers, kind="stable")
@@ -139,7 +139,7 @@ class _EncoderSlot(NativeSlot):
             self.capacity = -(-tokens // KV_BLOCK) * KV_BLOCK
 
     def _room(self, windows: int, rows: int) -> None:
-        """Make room for windows of so many rows at most; the next pass without windows makes its own again."""
+        """Make room for windows of at most ``rows`` rows; the next pass without windows allocates its cache again."""
         self._cache = self._bind("kv", Bound(own_pages((windows, self.kv.nbytes(self._one, rows)), np.uint8)))
         self.capacity = 0
 
@@ -154,8 +154,8 @@ class _EncoderSlot(NativeSlot):
 
         Args:
             source, places: see ``Encoder.encode``.
-            layers: those that are run; if not from the first on, over what they gave.  None = all.
-            apart: int64 [S], ascending: rows see those of the same number alone.
+            layers: those that are run; later than the first, they read the output of the layers before.  None = all.
+            apart: int64 [S], ascending: rows see only those of the same number.
         """
         n, load = len(source), source.ndim > 1 and (layers is None or layers.start > 0)
         plan = self._nowhere(n)
@@ -184,7 +184,7 @@ class _EncoderSlot(NativeSlot):
 
 
 class _Filler(NativeSlot):
-    """Runs the passes that fill memories; it has no sequence of its own."""
+    """Runs the passes that fill cross-attention caches; it has no sequence."""
 
     def fill(self, memory: Memory, rows: Rows) -> None:
         """Fill a memory from rows [S, width]."""

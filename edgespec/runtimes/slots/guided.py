@@ -1,8 +1,8 @@
-"""Classifier-free guidance (arXiv 2306.17806; of pictures 2207.12598): a target of two rows a position.
+"""Classifier-free guidance (arXiv 2306.17806; for pictures 2207.12598): a target with two rows per position.
 
-One row reads the prompt, the other one a prompt that says less or says what is not wanted; both read the same text
-behind.  What the loop verifies is ``other + scale (asked - other)``, so that every method writes the text, or draws
-from the distribution, of plain guided decoding.
+One row reads the prompt.  The other row reads a weaker or a negative prompt.  Both then read the same text.  The loop
+verifies ``other + scale (asked - other)``, so that every method generates the text, or samples from the distribution,
+of plain guided decoding.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _FIELDS = frozenset({"parents", "hidden", "aux_hidden", "scored", "read", "offse
 
 
 class Guided(Target):
-    """See ``Target``; what drafters ask of a target beside that is asked of ``asked``, whose hidden states they get.
+    """A ``Target`` with guidance; drafters that need more of a target use ``asked``, and get its hidden states.
 
     Args:
-        asked: a target whose text begins with the ``prompt``, so many tokens.
+        asked: a target whose text begins with a prompt of ``prompt`` tokens.
         other: another slot over the same model.
-        instead: what the other's text begins with, at least one token.
+        instead: prompt of the other text, at least one token.
         scale: of the difference.
-        both: runs a pass of each, whose arrays stay as they are until the next pass; None = one after the other.
+        both: runs a pass of each, whose arrays stay valid until the next pass; None = one after the other.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Guided(Target):
         self.other.keep(rows)
 
     def _others(self, tokens: Ids) -> Ids:
-        """Let the other half stand where ``asked`` does -> its rows, [n]."""
+        """Bring the other slot to the position of ``asked`` -> its rows, [n]."""
         begins = len(self.asked.tokens) < self._prompt  # the pending token is the prompt's last one
         if not self._follows:
             text = self._instead[:-1] if begins else [*self._instead, *self.asked.tokens[self._prompt :]]
@@ -96,6 +96,6 @@ class Guided(Target):
 
 
 def _copied(output: Output) -> Output:
-    """Copy what the next pass over the same model writes over."""
+    """Copy an output that the next pass over the same model would overwrite."""
     hidden, tapped = (None if one is None else one.copy() for one in (output.hidden, output.aux_hidden))
     return replace(output, logits=output.logits.copy(), hidden=hidden, aux_hidden=tapped)

@@ -1,7 +1,7 @@
-"""Rows of a text that are no tokens' embeddings, such as those of an image, and the token ids that name them.
+"""Embedding spans: rows of a text that replace token embeddings, such as those of an image, and their token ids.
 
-Row i of what has a digest is the token ``first + i``, where the digest decides ``first``: texts with the same images
-have the same ids, and what is kept of a text by its ids holds for its images, too.
+Row i of a span is the token ``first + i``, and the span's digest decides ``first``.  Texts with the same images
+therefore have the same ids, so data cached by ids is also valid for the images.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Rows = NDArray[np.float32]
 
 @dataclass(eq=False)
 class Inserted:
-    """What stands in a text in place of tokens."""
+    """Embeddings that replace tokens of a text."""
 
-    digest: bytes  # of what the rows were made of, and of what made them
+    digest: bytes  # of the rows' source, and of the model that computed them
     rows: Rows  # float32 [R, columns], the first ones as wide as the residual stream, the others added to it further on
     blocks: tuple[int, ...]  # rows of each part that see each other, R in all
     # int64 [2, R], line and column of each row, where rows turn by three positions; None = by one
     grid: Ids | None = None
     users: int = field(default=0, repr=False)  # requests that have it in their text
-    source: Any = field(default=None, repr=False)  # what it was made of, where a draft makes rows of its own of it
+    source: Any = field(default=None, repr=False)  # source of the rows, if a draft computes its own rows from it
     own: Inserted | None = field(default=None, repr=False)  # those rows of the draft's
 
     @property
@@ -49,29 +49,29 @@ class Inserted:
 
     @property
     def spread(self) -> int:
-        """Positions that a text goes on by behind it."""
+        """Number of positions that the span takes."""
         return len(self.rows) if self.grid is None else int(self.grid.max()) + 1
 
     def end_of_block(self, row: int) -> int:
-        """Find the row behind the part that a row is of."""
+        """Find the row after the part that contains a row."""
         ends = np.cumsum(self.blocks)
         return int(ends[np.searchsorted(ends, row, side="right")])
 
 
 class InsertedRows:
-    """What texts of one model may have in them: all that requests use, and some of what they have used.
+    """Embedding spans for one model's texts: all that requests use, and some recently used ones.
 
     Attributes:
-        instead: the token that a model sees which knows no such rows: a draft that reads text alone.
+        instead: the token that a draft reads in their place, if it reads only text.
     """
 
     def __init__(self) -> None:
         self.instead = 0
         self._lock = threading.Lock()
-        self._kept: dict[int, Inserted] = {}  # by the first token; the one used last stands last
+        self._kept: dict[int, Inserted] = {}  # by the first token; the most recently used one is last
 
     def hold(self, items: Iterable[Inserted]) -> None:
-        """Keep these until they are let go as often."""
+        """Keep these until each is released as often."""
         with self._lock:
             for item in items:
                 known = self._kept.pop(item.first, item)
@@ -96,10 +96,10 @@ class InsertedRows:
                 del self._kept[item.first]
 
     def find(self, token: int) -> tuple[Inserted, int]:
-        """Find what a token is a row of, and which.
+        """Find the span and the row that a token id stands for.
 
         Raises:
-            InvalidRequest: nobody holds it.
+            InvalidRequest: no such span is kept.
         """
         first, row = token >> ROWS_BITS << ROWS_BITS, token & (MOST_ROWS - 1)
         with self._lock:
@@ -121,7 +121,7 @@ class InsertedRows:
         return [(int(part[0]), *self.find(int(tokens[part[0]])), len(part)) for part in parts]
 
     def block_end(self, tokens: Sequence[int], stop: int) -> int:
-        """Move an end of a piece of a text behind the rows that see each other, if it would cut them."""
+        """Move the end of a piece of a text to after the rows that see each other, if it would cut them."""
         if stop < len(tokens) and tokens[stop] >= INSERTED:
             item, row = self.find(tokens[stop])
             if row not in (0, *np.cumsum(item.blocks)):
@@ -149,7 +149,7 @@ class OwnRows(InsertedRows):
 
 
 class Turns:
-    """By how much the positions by which a text's rows turn differ from their places (M-RoPE, arXiv 2409.12191)."""
+    """Differences between the rotary positions of a text's rows and their indices (M-RoPE, arXiv 2409.12191)."""
 
     def __init__(self, rows: InsertedRows) -> None:
         self._rows = rows
@@ -157,7 +157,7 @@ class Turns:
         self._behind: list[tuple[int, int]] = []  # where an image ends, and what is to be taken off from there on
 
     def crop(self, length: int) -> None:
-        """Forget the tokens behind the first ``length``."""
+        """Forget the tokens after the first ``length``."""
         self._known = min(self._known, length)
         while self._behind and self._behind[-1][0] > length:
             self._behind.pop()
@@ -189,7 +189,7 @@ class Turns:
         return found
 
     def behind(self, lengths: Ids) -> Ids:  # [n]
-        """Compute the same for tokens right behind beginnings of the text of so many tokens, [n]."""
+        """Compute the same for the token after each of the given prefix lengths, [n]."""
         ends, offs = [0, *(end for end, _ in self._behind)], np.array([0, *(off for _, off in self._behind)])
         return -offs[np.searchsorted(ends, lengths, side="right") - 1]
 

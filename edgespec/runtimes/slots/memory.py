@@ -1,7 +1,7 @@
-"""What decoders attend over beside their own text: keys and values made of an encoder's rows, once a source.
+"""Cross-attention caches: keys and values of an encoder's output, computed once per source.
 
-A memory is filled by a pass of its own and never written again.  Slots refer to it; it stays for the next request of
-the same source until its place is wanted for another one.
+A separate pass fills a cache, and it is never written again.  Slots refer to it.  It stays for the next request with
+the same source until another source needs its place.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Memory:
     """Keys and values of one source, for all layers of one model."""
 
     digest: bytes  # of the source and of what made rows of it: equal digests mean equal memories
-    rows: int  # of the encoder that it was made of
+    rows: int  # of the encoder's output that it was computed from
     number: int  # among those of ``of``
-    of: MemoryPool  # where it lies
+    of: MemoryPool  # the pool that holds it
     users: int = 0  # slots that refer to it
 
     def hold(self) -> None:
@@ -40,17 +40,17 @@ class Memory:
 
 
 class MemoryPool:
-    """The memories of one model, in one array that all its slots read.
+    """The cross-attention caches of one model, in one array that all its slots read.
 
-    Room for all of them is asked for at once, as pages that nobody writes take none; where the system does not give
-    that, it grows by copying.  A source that fills but a part of its memory has pages for as much.
+    Address space for all of them is reserved at once, as pages that are never written use no memory.  If the system
+    does not support that, the array grows by copying.  A short source uses only the pages that it fills.
 
     Args:
         model: whose passes read them: a decoder with a ``source``.
-        most: how many there may be at a time: one for each slot that works on a source of its own, and those to keep.
+        most: how many there may be at a time: one for each slot with a different source, and those to keep.
 
     Attributes:
-        bound: uint8 [count, bytes], what passes are given; another one after it has grown.
+        bound: uint8 [count, bytes], the input of passes; replaced after it has grown.
         lock: for counts; idle sessions are closed by other threads.
     """
 
@@ -62,7 +62,7 @@ class MemoryPool:
         self.lock = threading.Lock()
         self._format = memory_format(model.kv)
         self._each = self._format.nbytes(model.facts, source.most)
-        self._kept: dict[bytes, Memory] = {}  # the one used last stands last
+        self._kept: dict[bytes, Memory] = {}  # the most recently used one is last
         self.bound = Bound(own_pages((1, self._each), np.uint8))
         if sys.platform != "win32":  # where memory counts as soon as it is asked for
             with suppress(MemoryError):
@@ -113,10 +113,10 @@ class MemoryPool:
             self._kept[memory.digest] = memory
 
     def take(self, rows: int) -> int:
-        """Find a place for so many rows: a free one, or that of the memory that nobody has used for longest.
+        """Find a place for ``rows`` rows: a free one, or that of the least recently used cache.
 
         Raises:
-            InvalidRequest: more rows than the model was exported for, none, or all memories are in use.
+            InvalidRequest: more rows than the model was exported for, none, or all places are in use.
         """
         if not 0 < rows <= self.longest:
             raise InvalidRequest(f"a source of {rows} rows: expected 1 to {self.longest}")

@@ -1,8 +1,8 @@
 """A KV slot over native operators.
 
-One node runs the whole pass.  It is told, for every row, where it stands, what it sees and where its key and value go
-(the plan), so a chain, a tree, a draft with layers left out and many hypotheses at once are the same call.  A row has
-the same bits whatever stands beside it; nothing is padded.
+One node runs the whole pass.  The plan gives it each row's position, the tokens that the row sees, and the destination
+of its key and value.  So a chain, a tree, a draft with layers left out and many hypotheses at once are the same call.
+A row has the same bits regardless of the other rows; nothing is padded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class NativeSlot(NativeRunner):
         return True
 
     def attend(self, memory: Memory) -> None:
-        """Attend over this memory from now on; tokens that were read beside another source are forgotten."""
+        """Attend over this cross-attention cache from now on; tokens read with another source are forgotten."""
         if not self.attends or memory.of.model is not self.model:
             raise InvalidRequest("a memory of another model, or of one that attends over nothing but its own text")
         memory.hold()
@@ -90,7 +90,7 @@ class NativeSlot(NativeRunner):
         assert isinstance(other, NativeSlot)
         if other.beside != self.beside:
             return self.crop(0)
-        # what is moved by the next pass does not lie where it should yet
+        # tokens that the next pass moves are not in place yet
         same = other.cropped(min([length, *(to for _, _, to in other._moves)]))
         if not same:
             return self.crop(0)
@@ -204,7 +204,7 @@ class NativeSlot(NativeRunner):
         return n
 
     def _place_in(self, other: Target, visible: Ids | None) -> None:
-        """Plan one row behind as many tokens of another slot as it sees, of whose keys and values it keeps none."""
+        """Plan one row after the visible tokens of another slot; its own keys and values are not kept."""
         assert visible is not None
         plan = self._plan(np.zeros(1, np.int64), 0)  # the cache is the other's: none of this one's own need grow
         self._borrow(other)
@@ -324,7 +324,7 @@ class NativeSlot(NativeRunner):
         return Output(logits, hidden)
 
     def _restart(self, most: int = 0) -> int:
-        """Forget the text behind the last checkpoint of at most so many tokens, or all of it; returns what is left."""
+        """Forget the text after the last checkpoint of at most ``most`` tokens, or all of it; returns its length."""
         self._held[:] = 0
         left = self._checkpoints.restore(self._head, most) if self._checkpoints else 0
         del self.tokens[left:]

@@ -1,7 +1,7 @@
 """Several sequences over native operators whose passes run together: the weights are read once for all of them.
 
-One pool holds the caches.  A slot of the batch is a ``NativeSlot`` over its blocks there, with all it can do alone;
-``NativeBatch.run`` gathers the rows of many slots into one plan.  A row has the same bits whatever stands beside it.
+One pool holds the caches.  A slot of the batch is a ``NativeSlot`` over its blocks there, with all functions of one.
+``NativeBatch.run`` gathers the rows of many slots into one plan.  A row has the same bits regardless of the other rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class NativeBatch:
 
     Args:
         model: of native operators.
-        width: how many slots.
-        context: most tokens of each sequence.
+        width: number of slots.
+        context: maximum tokens of each sequence.
 
     Attributes:
         capacity: tokens of a slot, and the rows after them.
@@ -64,13 +64,13 @@ class NativeBatch:
         return number
 
     def make_room(self, blocks: int) -> None:
-        """Have so many blocks for each slot."""
+        """Make room for this many blocks in each slot."""
         before = self.pool.bound
         self.pool.make_room(self.width * blocks)
         self._follow(before)
 
     def _follow(self, before: Bound) -> None:
-        """Use the pool where it lies now, if it has moved."""
+        """Use the pool's new address, if it has moved."""
         if self.pool.bound is not before:
             self._runner.attach()
             for slot in self.slots:
@@ -81,7 +81,7 @@ class NativeBatch:
 
         Args:
             passes: at most one of each slot, and at most 128 rows in all, through the whole model.  Logits are left out
-                only where all passes want the likeliest tokens alone.
+                only if all passes need only the likeliest tokens.
 
         Returns:
             their outputs, in order; copies, which stay valid.
@@ -135,12 +135,12 @@ class BatchSlot(NativeSlot):
     def __init__(self, batch: NativeBatch, number: int, context: int | None) -> None:
         self.batch, self.number, self.table_bits = batch, number, 2 * batch.pool.entries
         self._numbers: list[int] = []  # of the blocks in the pool
-        self._shared = 0  # blocks from here on are nobody else's
+        self._shared = 0  # blocks from here on belong only to this slot
         super().__init__(batch.model, context=context, reserve=0)
         self.attach()
 
     def attach(self) -> None:
-        """Use the pool where it lies now."""
+        """Use the pool's current address."""
         pool = self.batch.pool
         self._cache = self._bind("kv", pool.bound)
         self._head, self._table = pool.head(self.number), pool.table(self.number)
@@ -170,7 +170,7 @@ class BatchSlot(NativeSlot):
         return same
 
     def _keep_blocks(self, tokens: int) -> None:
-        """Give back the blocks behind so many tokens."""
+        """Free the blocks after the first ``tokens`` tokens."""
         kept = -(-tokens // KV_BLOCK)
         gone = self._numbers[kept:]
         del self._numbers[kept:]
@@ -247,7 +247,7 @@ def shared_bytes(slots: Sequence[BatchSlot]) -> int:
 
 
 class _Runner(NativeSlot):
-    """Runs gathered plans over the caches of all slots; it has no sequence of its own."""
+    """Runs gathered plans over the caches of all slots; it has no sequence."""
 
     commits = False
 
@@ -264,11 +264,11 @@ class _Runner(NativeSlot):
         """Leave it to the slots."""
 
     def attach(self) -> None:
-        """Use the pool where it lies now."""
+        """Use the pool's current address."""
         self._cache = self._bind("kv", self._pool.bound)
 
     def gathered(self, plan: Ids, wanted: Pass) -> Output:
-        """Run a plan [6, n], behind which may be 2 lines of memories, and 3 of positions that rows turn by."""
+        """Run a plan [6, n]; more rows select cross-attention caches (2) and rotary positions (3)."""
         self._gathered, n = plan, plan.shape[1]
         self._attach("plan", (6, n), np.int64)[:] = plan[:6]
         if self.attends:

@@ -21,34 +21,34 @@ from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Slot
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
-COMMITTED = -1  # a move from here: so many tokens are committed, states may hold them
+COMMITTED = -1  # source of a move: that many tokens are committed, states may hold them
 TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
-COLUMNS = 2048  # in the control of the top: so many times the columns of the LM head that are computed
+COLUMNS = 2048  # factor, in the control of the top, of the number of columns of the LM head that are computed
 
 
 class Gates:
-    """Where the gates of a native graph stand: indices among them.
+    """Indices of the gates of a native graph.
 
     Gate 2 i is the attention of layer i, 2 i + 1 its MLP.  A drafter that is conditioned on a target fuses the target's
-    hidden states with ``embed`` on, and goes on with its own hidden state with ``load`` on.
+    hidden states with ``embed`` on, and continues with its own hidden state with ``load`` on.
 
     Args:
-        layers, groups: how many, of heads.
-        aux_hidden, planes, memory: auxiliary hidden states, int8 matrices in two planes, or memories that layers attend
-            over: whether there are any.
+        layers, groups: number of layers, and of groups of heads.
+        aux_hidden, planes, memory: whether there are auxiliary hidden states, int8 matrices in two planes, or
+            cross-attention.
 
     Attributes:
         embed: look tokens up.
         load: begin with the rows of ``hidden_in`` instead.
-        hidden: give the residual stream after the last layer.
-        lm: the model's own final norm and LM head.
+        hidden: return the residual stream after the last layer.
+        lm: the model's final norm and LM head.
         heads: groups of heads, by number.
-        aux_hidden: give the auxiliary hidden states, behind the columns of ``hidden``.
-        planes: read the low planes too, of sub-layers in the order of their gates, of what comes after the layers, and
+        aux_hidden: return the auxiliary hidden states, after the columns of ``hidden``.
+        planes: also read the low planes: of sub-layers in the order of their gates, of the steps after the layers, and
             of the embedding's rows.
         head_plane, embedding_plane: those of the last two; -1 = there are none.
-        fill: make keys and values of a memory of the rows of ``hidden_in``, and nothing else; -1 = there are none.
-        count: how many there are.
+        fill: compute keys and values of cross-attention from the rows of ``hidden_in``, and nothing else; -1 = none.
+        count: number of gates.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ def grown(model: Model, tokens: int, capacity: int) -> tuple[int, int]:
 
 
 class NativeRunner(Slot):
-    """The cache of a slot and running passes over it; ``NativeSlot`` says which.
+    """The cache of a slot and running passes over it; ``NativeSlot`` chooses them.
 
-    ``commits``: passes are told how many tokens are committed, which the states of delta rules hold afterwards.
-    ``number``: among the slots of its cache.  ``table_bits``: of the control, where blocks lie in a pool: twice as many
-    as a slot's table has.
+    ``commits``: passes receive the number of committed tokens, which the states of delta rules hold afterwards.
+    ``number``: index of the slot in its cache.  ``table_bits``: of the control, if blocks are in a pool: twice the
+    entries of a slot's table.
     """
 
     commits = True
@@ -98,7 +98,7 @@ class NativeRunner(Slot):
         self._bound: dict[str, Bound] = {}
         self.attends = "sources" in model.given  # over memories
         self.memory: Memory | None = None
-        self.beside: bytes | None = None  # digest of the memory that the tokens were read beside
+        self.beside: bytes | None = None  # digest of the cross-attention cache that the tokens were read with
         part = model.part
         lacking = set() if part.tapped else {"aux_hidden"}
         lacking |= set() if part.decoder else {"fused", "block", "of"}
@@ -119,7 +119,7 @@ class NativeRunner(Slot):
             self._bind("inserted", Bound(np.zeros((0, model.given["inserted"]), np.float32)))
         self._both_ways = bool(model.part.image and model.part.image.bidirectional)
         self._turns = Turns(model.inserted) if "axes" in model.given else None
-        self._offsets: Ids | int = 0  # of the positions by which the planned rows turn, [3, n]
+        self._offsets: Ids | int = 0  # of the rotary positions of the planned rows, [3, n]
         if self.attends:
             self._bind("memory", Bound(np.zeros((0, 8), np.uint8)))
         commits = [(self.number, COMMITTED, 0)] if self.commits and model.facts.delta else []
@@ -146,7 +146,7 @@ class NativeRunner(Slot):
         need, capacity = grown(self.model, tokens, self.capacity)
         if not need:
             return
-        # a block of tokens lies together: what is there already is the beginning of the larger cache
+        # blocks of tokens are contiguous: the present ones are the beginning of the larger cache
         array = own_pages((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
         if self._cache is not None:
             held = self._cache.array[:, : self.kv.nbytes(self.model.facts, self.furthest)]
@@ -175,7 +175,7 @@ class NativeRunner(Slot):
 
     def take_up(self, tokens: Sequence[int], furthest: int) -> list[NDArray[Any]]:
         self.reserve(len(tokens))
-        self._own(common_prefix(self.tokens, tokens), len(tokens))  # what they begin with is there already
+        self._own(common_prefix(self.tokens, tokens), len(tokens))  # their common prefix is already held
         self._hold(tokens, furthest)
         return self._arrays(len(tokens))  # not ``held``: there is nothing yet that a pass could bring up to the tokens
 
@@ -189,11 +189,11 @@ class NativeRunner(Slot):
         self._certain, self._furthest, self._since = len(tokens), furthest, 0
 
     def _arrays(self, tokens: int) -> list[NDArray[np.uint8]]:  # [bytes] each
-        """View what so many tokens take of the cache: the head, then their blocks."""
+        """View the part of the cache that ``tokens`` tokens take: the head, then their blocks."""
         return [self._whole()[: self.kv.nbytes(self.model.facts, tokens)]]
 
     def _whole(self) -> NDArray[np.uint8]:  # [bytes]
-        """View all of the cache, or copy it if it does not lie together: the head, then at least one block."""
+        """View all of the cache, or copy it if it is not contiguous: the head, then at least one block."""
         assert self._cache is not None
         return self._cache.array[0]
 
@@ -290,7 +290,7 @@ class NativeRunner(Slot):
         plan[TOKEN, tokens >= INSERTED] = -1 - np.arange(count)
 
     def _turn(self, n: int) -> None:
-        """Bind the positions by which the rows of the next pass turn, [3, n]."""
+        """Bind the rotary positions of the rows of the next pass, [3, n]."""
         self._attach("axes", (3, n), np.int64)[:] = self._bound["plan"].array[POSITION] + self._offsets
 
     def _see(self, n: int, number: int | Ids, rows: int | Ids, bound: Bound | None) -> None:
@@ -312,17 +312,17 @@ class NativeRunner(Slot):
         columns: int | None = None,
         read: int = 0,
     ) -> Output:
-        """Run what the plan and the gates say.
+        """Run the planned rows with the current gates.
 
         Args:
             n: rows of the plan.
             scored: how many of them, the last ones, reach the LM head.
-            top: give this number of likeliest tokens of each row instead of all logits.
-            hidden: give the residual stream after the last layer.
-            aux_hidden: give it after the layers that a drafter looks at, too.
+            top: return this number of likeliest tokens of each row instead of all logits.
+            hidden: return the residual stream after the last layer.
+            aux_hidden: also return it after the layers that a drafter taps.
             times: rows of logits for each of them.
-            columns: of the logits; None = those of the model's own LM head.
-            read: rows that are a text's own, a chain: states hold them at once.
+            columns: of the logits; None = those of the model's LM head.
+            read: rows that belong to the text, a chain: states take them up immediately.
 
         Returns an output whose ``best`` are columns and logits [scored * times, top].
         """
@@ -366,7 +366,7 @@ class NativeRunner(Slot):
         return min(committed, max(self._certain, self._held.max(initial=0), end + facts.taps - STATE_ROWS))
 
     def _borrow(self, other: Target) -> None:
-        """Let passes read another slot's cache instead of one of their own.
+        """Let passes read another slot's cache instead of this one's.
 
         Raises:
             InvalidRequest: it is not one of native operators.
@@ -381,7 +381,7 @@ class NativeRunner(Slot):
             self._control[1:] = other._control[1:]
 
     def _read_codes(self, on: bool) -> None:
-        """Let passes read the coarser copy of the keys, with a window of its own."""
+        """Let passes read the coarser copy of the keys, with a separate window."""
         kv = self.kv
         self._control[READ_CODES] = self.table_bits + on
         self._control[WINDOW] = kv.draft_window if on else kv.window

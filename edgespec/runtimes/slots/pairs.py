@@ -1,8 +1,8 @@
-"""Whether lone rows go as pairs: a row's bits must not depend on whether it is alone in a pass.
+"""Decide whether single rows run as pairs: a row's bits must not depend on the number of rows in a pass.
 
 On x86 processors without AVX-512, ONNX Runtime multiplies one row by a 4-bit matrix with another kernel than several
-rows, and the kernels round differently (docs/dev/runtime.md).  In strict mode a pass of one row runs as a pass of
-two equal rows, and so is an LM head that one row reaches.  The results of the second row are dropped.
+rows, and the kernels round differently (docs/dev/runtime.md).  In strict mode a pass of one row runs as a pass of two
+equal rows.  The same applies to an LM head that one row reaches.  The results of the second row are dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def needs_pairs(model: Model, open_slot: Callable[[], Slot]) -> bool:
 
 
 def _lone_row_differs(slot: Slot) -> bool:
-    """Compare the logits of two tokens, each alone and followed by the other."""
+    """Compare the logits of two tokens, each as a single row and followed by the other."""
     tokens = np.random.default_rng(7).integers(0, slot.vocab_size, 2)
     for text in (tokens, tokens[::-1]):
         alone = slot.forward(text[:1]).logits[0].tobytes()

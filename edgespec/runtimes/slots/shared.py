@@ -23,8 +23,8 @@ from edgespec.runtimes.ort.session import check_threads, default_threads, make_s
 from edgespec.runtimes.slots.inserted import InsertedRows
 
 MOST_VIEWS = 128  # of buffers, that are kept
-LEAST_PAGES = 1 << 16  # bytes of an array that gets pages of its own
-HUGE = 4 << 20  # bytes from which huge pages are asked for
+LEAST_PAGES = 1 << 16  # bytes of an array that gets separate pages
+HUGE = 4 << 20  # bytes of an array that gets huge pages
 
 
 OLD_INPUTS = {"ids": "input_ids", "pos": "position_ids"}  # of stock graphs up to schema 2 of bundles, and since
@@ -48,11 +48,11 @@ class Bound:
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[np.generic], sparse: bool = False) -> NDArray[Any]:
-    """Make a zeroed array on pages of its own, which go back to the system with it; pages never written cost nothing.
+    """Make a zeroed array on separate pages, which return to the system with it; pages never written cost nothing.
 
-    Caches come, grow and go with the requests: malloc, from which numpy takes memory, would keep the holes.
+    Caches come, grow and go with the requests.  numpy's memory comes from malloc, which would keep the holes.
 
-    ``sparse``: most of it may never be written, so it may be larger than the memory.
+    ``sparse``: large parts may never be written, so it may be larger than the memory.
     """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if size < LEAST_PAGES:
@@ -126,7 +126,7 @@ class Model:
         """Run a pass whose inputs and outputs are bound.
 
         Raises:
-            BundleError: the graph does not fit what the manifest says, or there is no memory for the pass.
+            BundleError: the graph does not match the manifest, or the memory is not enough for the pass.
         """
         try:
             self.session.run_with_iobinding(io)
@@ -137,7 +137,7 @@ class Model:
             ) from error
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Bound:
-        """Give a view of shape ``shape`` of the growing buffer ``name``; the same memory whatever the shape.
+        """Return a view of shape ``shape`` of the growing buffer ``name``; all shapes share its memory.
 
         New memory is zero; on growth old views of the buffer are dropped.
         """

@@ -32,7 +32,7 @@ class Slot(Target, ABC):
         self.context = min(context or facts.context, facts.context)
         self.tokens: list[int] = []
         self.capacity = 0
-        self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
+        self.chunk = PREFILL_CHUNK  # maximum rows of a prefill pass
         self.on_read: Callable[[], None] | None = None  # called when a prefill has ended, and where it was marked
         # called by a drafter that this is the slot of, with itself and the names of a text's rows, when it begins one
         self.on_begin: Callable[[Any, list[int]], None] | None = None
@@ -49,7 +49,7 @@ class Slot(Target, ABC):
         return self.crop(common_prefix(self.tokens, tokens))
 
     def crop(self, length: int) -> int:
-        """Forget the tokens behind the first ``length``; returns how many stay: those that ``cropped`` says."""
+        """Forget the tokens after the first ``length``; returns how many remain, see ``cropped``."""
         del self.tokens[length:]
         return len(self.tokens)
 
@@ -58,7 +58,7 @@ class Slot(Target, ABC):
         return min(length, len(self.tokens))
 
     def leave(self) -> None:
-        """Attend over no memory any more; what was read beside it stays, for the same one."""
+        """Stop attending over a cross-attention cache; tokens read with it stay, for the same one."""
 
     def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:
         self.reserve(len(self.tokens) + len(tokens))
@@ -106,7 +106,7 @@ class Slot(Target, ABC):
         """Bytes of KV allocated."""
 
     def close(self) -> None:
-        """Free all it holds, whoever still has this slot, which is of no use afterwards."""
+        """Free all it holds, even if this slot is still referenced; it cannot be used afterwards."""
         vars(self).clear()
 
     def stand_in(self, tokens: int) -> None:
@@ -142,16 +142,16 @@ class Slot(Target, ABC):
         return self.held()
 
     def taken_up(self) -> bool:
-        """Begin to go on from what was written; returns whether it can be what passes left of the tokens.
+        """Continue from the written data; returns whether it can be the result of passes over the tokens.
 
         If not, the slot is empty.
         """
         return True
 
     def part(self, start: int, stop: int) -> list[NDArray[Any]]:
-        """View what tokens ``start`` to ``stop`` of those that it holds left in memory; not within a pass and ``keep``.
+        """View the cache of tokens ``start`` to ``stop`` of those that it holds; not between a pass and ``keep``.
 
-        What belongs to no single token is not in it: ``state``.
+        ``state`` has the data that belongs to no single token.
 
         Args:
             start: a multiple of ``KV_BLOCK``.
@@ -163,7 +163,7 @@ class Slot(Target, ABC):
         return [array[..., start:stop, :] for array in self.held()]
 
     def state(self) -> NDArray[np.uint8]:  # [bytes]
-        """Copy what the next token reads beside ``part`` of all tokens; empty where there is no such thing."""
+        """Copy the data besides ``part`` that the next token reads; empty if there is none."""
         return np.zeros(0, np.uint8)
 
     def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
@@ -190,7 +190,7 @@ class Slot(Target, ABC):
 
     @property
     def furthest(self) -> int:
-        """Count the tokens ever written that may be read again, refused guesses among them."""
+        """Count the tokens ever written that may be read again, including rejected draft tokens."""
         return len(self.tokens)
 
     @abstractmethod

@@ -301,7 +301,7 @@ class StockSlot(Slot):
         bias = self._attach("bias", "tree_bias", (1, 1, count, width), np.float32)[0, 0]
         bias[:, :past] = 0
         bias[:, past:] = HIDE
-        parents = parents + [-1] * (count - len(parents))  # dummy rows stand alone
+        parents = parents + [-1] * (count - len(parents))  # dummy rows see only themselves
         for row, parent in enumerate(parents):
             if parent >= 0:
                 bias[row, past : past + row] = bias[parent, past : past + row]
