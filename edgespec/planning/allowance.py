@@ -91,8 +91,10 @@ class Allowance:
             self.limit -= size
 
     def _renew(self) -> int | None:
-        """Return what others leave of the limit, which is looked up again where it is of reserved memory: libraries
-        reserve while a bundle loads."""
+        """Return the part of the limit that others leave.
+
+        A limit by reserved memory is computed again, because libraries reserve memory while a bundle loads.
+        """
         if self._reserved:
             reach = available_memory().reachable - (self._use.threads + 1) * STACK - self._aside
             self.limit = reach if self._asked_bytes is None else min(self._asked_bytes - self._aside, reach)

@@ -181,7 +181,7 @@ def _page_cache(path: Path) -> int:
 
 
 def _elsewhere() -> Available:
-    """Of a system without /proc: the machine's memory, of which all counts as available where it does not say."""
+    """Query the memory of a system without /proc; if it does not report free memory, all counts as available."""
     total = left = 0
     kernel = getattr(getattr(ctypes, "windll", None), "kernel32", None)
     # MEMORYSTATUSEX: its length and the load in the first 8 bytes, then bytes in all, bytes available, and five more

@@ -37,19 +37,20 @@ class Option:
     manifest: Manifest  # its manifest, or the planned one
     name: str  # the bundle's folder, or the model's name
     export: tuple[str, ...] | None = None  # options of ``edgespec export`` that make it; None = it exists
-    needs: dict[str, str] = field(default_factory=dict)  # by method: what has to be made or given first, in words
+    # by method: a description of parts that must be made or given first
+    needs: dict[str, str] = field(default_factory=dict)
     profile: Profile | None = None  # what was measured with this very bundle; None = the request's
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is asked of a plan."""
+    """Conditions and goal of a plan."""
 
     budget: int  # bytes
     goal: Goal = "auto"  # what matters most
     batch: int = 1  # sequences together
-    # how bundles are loaded, its budget apart.  A context of None = ``CONTEXT``, or what fits; an attention of None =
-    # the bundle's default, and int8 where only that fits
+    # how bundles are loaded, without its budget.  A context of None = ``CONTEXT``, or the longest that fits; an
+    # attention of None = the bundle's default, and int8 where only that fits
     load: LoadOptions = field(default_factory=LoadOptions)
     profile: Profile | None = None  # another device; None = this one
     bandwidth: float | None = None  # bytes that the device reads per second, without a profile; None = not known
@@ -89,7 +90,7 @@ class PlannedRun:
 
     @property
     def format(self) -> str:
-        """Of the weights."""
+        """Weight format."""
         return self.option.manifest.target.format
 
     @property
@@ -200,7 +201,7 @@ class Plan:
     request: PlanRequest  # what was asked for
     candidates: tuple[PlannedRun, ...]  # all that were considered, those that fit first, the best first
     pick: PlannedRun | None  # the best that fits; None = nothing does
-    reason: str  # why, in words
+    reason: str  # explanation of the pick
     hints: tuple[str, ...] = ()  # what would make it fit, or what else could be had
 
     def as_dict(self) -> dict[str, Any]:
@@ -276,7 +277,7 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun | None:
     if goal == "quality":
         rivals = [one for one in rivals if one.format == best.format]
     if goal == "memory":
-        # a little memory for a clearly faster method is no saving worth having
+        # saving little memory is not worth a clearly slower method
         return max((one for one in rivals if one.memory.peak <= 1.02 * best.memory.peak), key=_rate)
     plain = max((one for one in rivals if one.use.method == AR), key=_rate, default=None)
     if plain is not None and best.rate < WORTH * plain.rate:

@@ -88,7 +88,7 @@ class _Part(BaseModel):
 
 
 class Machine(_Part):
-    """What the figures belong to: another machine, runtime or driver has others.  ``this_machine`` asks for it."""
+    """Machine, runtime and driver that the figures belong to, as ``this_machine`` finds them."""
 
     processor: str
     cores: int = Field(gt=0, description="processors that this process may use")
@@ -101,7 +101,7 @@ class Machine(_Part):
 
 
 class Trial(_Part):
-    """A method run as it comes (adaptive control, greedy) beside plain decoding, on the bundle's own prompts.
+    """A method as it runs by default (adaptive control, greedy) compared with plain decoding, on the bundle's prompts.
 
     Times are means of a round.
     """
@@ -190,7 +190,7 @@ class Profile(_Part):
 def manifest_hash(manifest: Manifest) -> str:
     """Identify a bundle by its manifest, which has the hashes of its files.
 
-    Of one that this version wrote it is the file's SHA-256 without its line breaks, as other runtimes compute it.
+    For a manifest from this version it is the file's SHA-256 without its line breaks, as other runtimes compute it.
     """
     data = manifest.model_dump(mode="json", exclude_none=True)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
@@ -287,7 +287,7 @@ def profile_path(bundle: str, run: RunOptions | Profile) -> Path:
 def find_profile(manifest: Manifest, options: LoadOptions) -> Profile | None:
     """Find the profile of this machine with a bundle, loaded in this way; None = it was not calibrated so.
 
-    Whatever else lies in the cache is no profile: nothing is raised.
+    Other files in the cache do not count as profiles and raise no errors.
     """
     try:
         name, run = manifest_hash(manifest), options.resolve(manifest)
@@ -357,7 +357,8 @@ def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[
 def why_none(bundle: str, run: RunOptions, name: str) -> list[str]:
     """Explain why no saved profile applies, using the closest one.
 
-    What is closest speaks: the one with the fewest reasons against it.  Files that are no profiles say so.
+    The closest profile is the one with the fewest reasons against it.  A file that is not a profile has that as its
+    reason.
     """
     path = profile_path(bundle, run)
     if path.is_file():

@@ -28,7 +28,7 @@ from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.ort import native_library
 
 Basis = Literal["calibrated", "exported"]  # who measured a gain: `calibrate` with this bundle, or its export
-_BLOCK = 1 << 26  # bytes that a thread reads where there is no native library, more than caches hold
+_BLOCK = 1 << 26  # bytes that a thread reads without the native library, more than caches hold
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def speed_of(
     Args:
         manifest: of the bundle, or of one that an export would make.
         use: how it is run; sequences together (``batch``) share a pass of native operators, and take turns elsewhere.
-        profile: what was measured on the device, with this bundle or another one; one of a busy machine is not used.
-        bandwidth: bytes of weights that the device reads in a second, where there is no profile; None = not known.
+        profile: measurements on the device, with this bundle or another one; one of a busy machine is not used.
+        bandwidth: bytes of weights that the device reads per second, if there is not a profile; None = not known.
         depth: tokens before a pass, on average; None = half of the context.
 
     Raises:

@@ -37,7 +37,7 @@ def head_weights(part: ModelPart) -> int:
 
 
 def layer_weights(facts: ModelFacts, own: int | None = None) -> int:
-    """Weights of all layers, embeddings and LM head apart.
+    """Count the weights of all layers, without embeddings and LM head.
 
     ``own``: weights of the LM head of a drafter conditioned on a model, which has no embedding; None = of a model.
     """
