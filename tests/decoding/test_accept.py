@@ -1,4 +1,4 @@
-"""Lossy acceptance: what each rule lets stand, what it reads, and that nobody calls it lossless."""
+"""Lossy acceptance: the tokens that each rule accepts, the rows that it reads, and that it is never called lossless."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ P = [[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25], [0.
 
 
 def accepted(guesses: list[int], accept: Accept, p: list[list[float]] = P) -> tuple[int, int, set[int]]:
-    """How many of a chain stand, the token after them, and the rows that were looked at."""
+    """Return the number of accepted tokens of a chain, the token after them, and the rows that were read."""
     rows = FixedRows(p)
     verdict = verify(chain(guesses), rows, Noise(0), accept)
     assert list(verdict.path) == list(range(len(verdict.path)))
@@ -48,7 +48,7 @@ def test_typical_acceptance_is_the_formula_of_the_paper() -> None:
     # exactly at the threshold is not enough
     assert accepted([1], Typical(epsilon=0.25, delta=100.0), [P[2], P[0]])[0] == 0
     assert accepted([1], Typical(epsilon=0.2499, delta=100.0), [P[2], P[0]])[0] == 1
-    # a token that cannot follow, beside ones that can
+    # a token that cannot follow, among ones that can
     assert accepted([2], Typical(), [[0.5, 0.5, 0, 0], P[0]])[0] == 0
 
 
@@ -173,7 +173,7 @@ def test_greedy_text_is_plain_text_where_a_rule_leaves_only_the_likeliest(
 
 
 class BestTarget(FunctionTarget):
-    """A target that can say the likeliest tokens alone."""
+    """A target that can return only the likeliest tokens."""
 
     can = FunctionTarget.can | {BEST}
     asked = 0
@@ -225,7 +225,7 @@ def test_the_rank_and_the_likeliest_are_of_adjusted_logits() -> None:
         damaged.likeliest(0)
 
 
-# -- how it is said ----------------------------------------------------------------------------------------------------
+# -- how it is reported ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Beam search beside transformers', on a model that both ask for the same rows."""
+"""Beam search compared with transformers', on a model that gives both the same rows."""
 
 from __future__ import annotations
 

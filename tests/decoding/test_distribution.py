@@ -66,7 +66,7 @@ def swift(target: TableTarget, branch: tuple[int, ...] | None) -> SelfSpec:
     """Build a SWIFT drafter over ``target`` whose drafts stop, and ``branch`` into siblings, where the text decides."""
     target.layers = 4
     step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.04, 3: 1.05, 4: 1.2}, 0.2)
-    if branch:  # rows are free: siblings pay
+    if branch:  # rows are free: siblings are worth it
         costs = CostModel({1: 1.0, 2: 1.0}, 0.2)
     search = OnlineSearch(4, SkipSet((1,)), step, costs.v)
     return Swift(target, search, step, costs, branch=branch or (3,))
@@ -87,14 +87,14 @@ PLAIN_SAMPLING = SamplingParams(1.0)
 
 
 def p_value(name: str, params: SamplingParams, draws: int = DRAWS, accept: Accept = EXACT, gamma: int = 2) -> float:
-    """Of the texts of ``draws`` requests with seeds of their own."""
+    """Compute the p-value for the texts of ``draws`` requests with different seeds."""
     target = TableTarget(TABLE, draft_table=DRAFT)
     drafter = DRAFTERS[name](target)
     counts = sample_texts(target, drafter, PROMPT, NEW, lambda i: replace(params, seed=i), draws, gamma, accept)
     return chi_square(counts, exact(target.function, VOCAB, PROMPT, NEW, params))
 
 
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "comb"])  # two others are combs, too
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if name != "comb"])  # two others are also combs
 def test_every_drafter_keeps_the_distribution(name: str) -> None:
     assert p_value(name, PLAIN_SAMPLING) > 1e-3
 

@@ -1,4 +1,4 @@
-"""Drafters are told everything that happens, whatever the policy is."""
+"""Drafters receive all events, under every policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.toy import Scripted, chain, hash_logits, hash_target, plain
 
 
 class Told(Drafter):
-    """Writes down what it is told; its guesses are right."""
+    """Records the events that it receives; its draft tokens are right."""
 
     name = "told"
 
@@ -70,7 +70,7 @@ POLICIES: dict[str, Callable[[Drafter], Policy]] = {
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_drafter_sees_every_round(name: str) -> None:
-    """The tokens that it is told of are those that it is asked after."""
+    """The tokens in its events are those that it drafts after."""
     told, stats = Told(), Stats()
     rounds = list(decode(hash_target(3), POLICIES[name](told), [1, 2], DecodeOptions(21, 3), stats))
     assert stats.dropped_reason is None

@@ -136,13 +136,13 @@ def running_ahead(guess: Callable[[list[int], int], Proposal]) -> Scripted:
 
 
 def test_a_pass_that_drafting_began_is_gone_on_with_as_the_chain_was_cut() -> None:
-    """Whatever is verified of it, without a guess too; only what is left of the pass counts as work."""
+    """This holds for any verified part, also without draft tokens; only the rest of the pass counts as work."""
     truth, stats, target = truth_of(4), Stats(), Ahead(hash_logits(4, VOCAB), VOCAB)
     drafter = running_ahead(lambda tokens, budget: chain(truth(tokens, 4) if len(tokens) < 8 else []))
     text = [t for r in decode(target, drafter, [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
     assert text == truth([1, 2], 9)
     assert stats.dropped_reason is None
-    assert target.rows == [3, 3, 1, 1]  # the last round has no room for a guess, and nobody is asked
+    assert target.rows == [3, 3, 1, 1]  # the last round has no room for a draft token, so no drafter is asked
     assert stats.plain_rounds == 3
 
 

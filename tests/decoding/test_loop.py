@@ -1,4 +1,4 @@
-"""The loop: whatever is guessed, the text is that of plain decoding, and every limit is kept exactly."""
+"""The loop: for any draft tokens the text is that of plain decoding, and every limit is kept exactly."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_eos_wins_over_length_and_cuts_an_accepted_block() -> None:
     text = plain(function, VOCAB, [1], 6)
     eos = next(t for t in text[1:] if t != text[0])
     new = text.index(eos) + 1
-    # A drafter that does not know EOS goes on behind it; the loop cuts what it offers.
+    # A drafter that does not know EOS continues after it; the loop cuts what it offers.
     drafter = adversaries(5, truth_of(5), 99)["right"]
     target = FunctionTarget(function, VOCAB)
     rounds = list(decode(target, drafter, [1], DecodeOptions(new, 16, frozenset([eos]))))

@@ -1,4 +1,4 @@
-"""What is watched of a request: acceptance of late, prediction, work, fall-backs, drops, shadow checks."""
+"""Monitoring of a request: recent acceptance, prediction, work, fallbacks, drops, shadow checks."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_lossy_rule_is_found_out(monkeypatch: pytest.MonkeyPatch, tree: bool) 
     calls: list[int] = []
     text, stats = watched(Scripted(guess), new=20, shadow=1)
     assert stats.shadow_checked == len(text) == 20
-    assert stats.shadow_agreeing == 15  # of two tokens a round, one is the row's own choice
+    assert stats.shadow_agreeing == 15  # with two tokens per round, one is the row's own choice
     at, expected, got = stats.shadow_first or (-1, -1, -1)
     assert (at, got) == (2, text[2])
     assert expected == plain(hash_logits(4, VOCAB), VOCAB, [1, 2, *text[:2]], 1)[0] != got

@@ -1,4 +1,4 @@
-"""What a request promises of its text, ``exact`` and ``lossless``, is what the loop verified."""
+"""A request's promises, ``exact`` and ``lossless``, match what the loop verified."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLED = SamplingParams(1.0, seed=3)
 
 
 class Drawing(Drafter):
-    """A method that no list names: draws a token from a flat distribution, and says so."""
+    """A method that no list names: it samples from a flat distribution, and reports it."""
 
     name = "drawing"
 

@@ -33,7 +33,7 @@ TOKENS = st.lists(st.integers(0, 20), max_size=40)
 
 
 class Watched(Text):
-    """Counts the tokens that anybody looks at."""
+    """Counts the tokens that are read."""
 
     looked_at = 0
 
@@ -48,7 +48,7 @@ class Watched(Text):
 
 
 def penalized(row: NDArray[np.float32], prefix: Sequence[int], penalty: float) -> NDArray[np.float32]:
-    """As the rule is written down: every token that is there, once."""
+    """Apply the rule as it is documented: to every present token, once."""
     row = row.copy()
     for token in set(prefix):
         row[token] = row[token] * np.float32(penalty) if row[token] < 0 else row[token] / np.float32(penalty)
@@ -56,7 +56,7 @@ def penalized(row: NDArray[np.float32], prefix: Sequence[int], penalty: float) -
 
 
 def bigram(prefix: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return logits that the last token of ``prefix`` decides alone: a draft near them is often right."""
+    """Return logits that only the last token of ``prefix`` decides: a draft near them is often right."""
     return np.random.default_rng(prefix[-1]).normal(size=VOCAB).astype(np.float32)
 
 

@@ -125,7 +125,7 @@ def test_nan_in_a_row_that_is_needed_is_an_error(params: SamplingParams) -> None
     logits = np.zeros((2, 3), np.float32)
     logits[1] = np.nan
     proposal = Proposal(np.array([0]))
-    # Sampled: with a noise that accepts the guess, so that its row is looked at.
+    # Sampled: with noise that accepts the draft token, so that its row is read.
     noise = next(n for n in map(Noise, range(50)) if RowSampler(logits, [1], proposal, params, n).choose(0) == 0)
     rows = RowSampler(logits, [1], proposal, params, noise)
     with pytest.raises(EdgespecError, match="finite"):
@@ -141,7 +141,8 @@ def test_children_and_depths_tested() -> None:
     assert [tree.tested(path) for path in ([], [0], [1], [1, 2])] == [1, 1, 2, 2]
 
 
-# -- blocks, by hand: which beginning stands, and which rows are read --------------------------------------------------
+# -- blocks, by hand: which prefix is accepted, and which rows are read
+# -------------------------------------------------
 
 
 class ScriptedNoise(Noise):

@@ -66,7 +66,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_guesses_are_the_arithmetics(native: None, opened: Callable[[str], Made], kind: str) -> None:
-    """Past the window, too, of text and of guesses."""
+    """Also past the window, of text and of draft tokens."""
     made = opened(kind)
     recorder = made.recorder()
     _, stats = made.write(recorder, prompt(9), 14)
@@ -88,7 +88,7 @@ class TestAgain(AnyDrafter):
 
 
 def test_rounds_that_others_won(native: None, opened: Callable[[str], Made]) -> None:
-    """Guesses of a tree whose second branch stands: its keys are moved by the target's next pass."""
+    """The second branch of a tree is accepted: the target's next pass moves its keys."""
     made = opened("accepted")
     text, _ = made.write(made.recorder(), prompt(12), 24)
     recorder = made.recorder()
@@ -101,7 +101,7 @@ def test_rounds_that_others_won(native: None, opened: Callable[[str], Made]) -> 
 def test_the_step_that_is_timed_is_that_of_rounds(
     native: None, opened: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row behind all that the target holds, of its own hidden state, and only the best token."""
+    """One row after all that the target holds, with the drafter's hidden state, and only the best token."""
     made = opened("accepted")
     recorder, seen = made.recorder(), list[tuple[int, tuple[int, ...], bool, bool]]()
     target, run = recorder.target, recorder.slot.run
@@ -130,7 +130,7 @@ def test_the_step_that_is_timed_is_that_of_rounds(
 
 
 class Fork(Drafter):
-    """A wrong guess and the right one beside it, in every second round."""
+    """Drafts a wrong token and the right one as siblings, in every second round."""
 
     name = "fork"
 
@@ -146,7 +146,7 @@ class Fork(Drafter):
 
 
 def test_two_lanes(native: None, opened: Callable[[str], Made]) -> None:
-    """Caches whose blocks lie in one pool."""
+    """Caches whose blocks are in one pool."""
     made = opened("accepted")
     lanes = NativeBatch(made.model, 2)
     first, second = (Recorder(slot, open_slot(made.drafter, reserve=1)) for slot in lanes.slots)

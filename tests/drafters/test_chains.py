@@ -137,7 +137,7 @@ def test_a_draft_that_yields_nan_is_dropped() -> None:
 
 
 def confident(prefix: tuple[int, ...]) -> np.ndarray:
-    """Sure of every token, but for the one at index 6."""
+    """Return logits that are confident of every token except the one at index 6."""
     logits = np.zeros(VOCAB, np.float32)
     logits[len(prefix) % VOCAB] = 0.5 if len(prefix) == 6 else 12
     return logits
@@ -148,7 +148,7 @@ def test_a_self_draft_stops_where_the_next_guess_is_not_worth_it() -> None:
     target = FunctionTarget(confident, VOCAB)
     target.prefill([1, 1, 1])
     drafter = SelfSpec(target, SkipSet(), Confidence([0.1] * 7 + [0.9], 0.8))
-    assert len(drafter.propose([1, 1, 1, 1], 8)) == 8  # nobody says what must be gained
+    assert len(drafter.propose([1, 1, 1, 1], 8)) == 8  # no required gain was given
     assert target.skipped == 8  # one pass a guess, none for the last guess
     for least, length in ((0.0, 8), (0.07, 3), (0.6, 3), (0.65, 2), (0.73, 1)):  # .9 .81 .081 times .8
         made = drafter.propose_until([1, 1, 1, 1], 8, dict.fromkeys(range(9), least).__getitem__)
@@ -164,7 +164,7 @@ def test_confidence_is_counted_from_what_was_tested() -> None:
     target.prefill([1, 1, 1])
     drafter = SelfSpec(target, SkipSet())
     sure, unsure = 0.999, 0.1  # as ``confident`` is
-    for _ in range(40):  # right, right, then wrong; nothing behind it was tested
+    for _ in range(40):  # right, right, then wrong; nothing after it was tested
         proposal = drafter.propose_until([1, 1, 1, 1], 6, lambda depth: 0.0)
         drafter.observe(proposal, Verdict(range(2), 0), NOTHING)
     assert drafter.confidence.chance(sure) > 0.97

@@ -95,7 +95,7 @@ def draw(
 
 
 def price(depth: int, expected: float, rows: int) -> float:
-    """Rows become dearer, and the longer and likelier the chain the more so."""
+    """Return the cost of a row, which rises with rows and with the length and chance of the chain."""
     return 0.01 * rows + 0.002 * depth * expected
 
 

@@ -1,4 +1,4 @@
-"""What a drafter conditioned on a target keeps of a text, when it reads it, and what it is given, over a toy target."""
+"""A conditioned drafter's cache: what it keeps of a text, when it reads it, and its inputs, over a toy target."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def entries(text: list[int], count: int) -> list[list[float]]:
 
 @pytest.mark.parametrize("branch", [None, (3,), (2, 2, 1)])
 def test_after_every_round_entries_are_the_texts(branch: tuple[int, ...] | None) -> None:
-    """Of all that was known when it guessed, whichever branch of a tree was accepted before."""
+    """They match everything that was known when it drafted, for any accepted branch of a tree."""
     target, slot, drafter = made(branch)
     text, jumps, known, stats = list(PROMPT), 0, 0, Stats()
     for done in decode(target, drafter, PROMPT, DecodeOptions(max_new_tokens=60), stats):
@@ -63,7 +63,7 @@ def test_after_every_round_entries_are_the_texts(branch: tuple[int, ...] | None)
 
 
 class Resting(Policy):
-    """Asks in the first rounds, and once after so many others; notes whether that took no more than usual."""
+    """Asks in the first rounds, and once after ``rest`` others; checks that this took no more than usual."""
 
     def __init__(self, drafter: HiddenStateDrafter, rest: int, before: int = 0) -> None:
         super().__init__([drafter])
@@ -108,7 +108,7 @@ def test_a_round_after_a_rest_is_not_timed(rest: int) -> None:
 
 @pytest.mark.parametrize("rest", [1, ROUND, 2 * MOST_OWED])
 def test_entries_after_a_rest_are_the_texts(rest: int) -> None:
-    """What was read in the meantime goes on from what the last guesses left."""
+    """Tokens that it missed are appended after the last round's entries."""
     target, slot, drafter = made()
     text, resting = list(PROMPT), Resting(drafter, rest, 4)
     for done in decode(target, resting, PROMPT, DecodeOptions(max_new_tokens=rest + 40), Stats()):
@@ -120,7 +120,7 @@ def test_entries_after_a_rest_are_the_texts(rest: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_a_prompt_is_read_as_it_comes(chunk: int) -> None:
-    """All but its last row, which is the first pass of a round's."""
+    """All except its last row, which the first pass of a round reads."""
     target, slot, drafter = made()
     target.chunk = chunk
     assert drafter.begin(DraftRequest(PROMPT)) == 0
@@ -141,9 +141,9 @@ def test_a_prompt_is_read_as_it_comes(chunk: int) -> None:
 
 @pytest.mark.parametrize("branch", [None, (2,)])
 def test_rows_that_need_not_be_read_again(branch: tuple[int, ...] | None) -> None:
-    """Entry i is of tokens i and i + 1; the last one of a prompt is left to the first round.
+    """Entry i belongs to tokens i and i + 1; the last one of a prompt is left to the first round.
 
-    States of tokens that went on without an entry are still there, where no entry before was taken back.
+    States of tokens that were appended without an entry are still there, if no entry before them was taken back.
     """
     text = PROMPT + plain(likely, VOCAB, PROMPT, 20)
     others = [text, text[:-1], text[:20], [*text[:15], 10, 10, 7], [*text, 5, 6], [7, *text[1:]], text[:1], text[:2]]
@@ -185,7 +185,7 @@ def test_embeddings_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_of_other_texts_have_other_names() -> None:
-    """The first row is made of two tokens; one of a block's drafter of its own alone."""
+    """The first row depends on two tokens; a row of a block's drafter only on its own."""
     text = [3, 1, 4, 1]
     for made_one, count in ((made, 3), (made_blocks, 4)):
         cache = made_one()[2].cache
@@ -201,7 +201,7 @@ COLUMNS = HIDDEN + 4
 
 
 def test_rows_are_embeddings_and_what_stands_beside_them() -> None:
-    """In the order of the tokens, however often one is among them; zeros where nothing stands."""
+    """They follow the order of the tokens, also for repeated ones; missing states are zeros."""
     target = TappedToy()
     given = InputRows(target, COLUMNS, HIDDEN)
     for tokens in ([4, 1, 4], [7], [1, 7, 2, 1]):
@@ -264,7 +264,7 @@ def proposed(known: list[int] | None, params: SamplingParams, budget: int) -> Pr
 )
 @pytest.mark.parametrize("budget", [1, 3, 9])
 def test_each_guess_is_of_its_own_row(known: list[int] | None, params: SamplingParams, budget: int) -> None:
-    """Of the tokens that the LM head scores, under the request's rules."""
+    """It is one of the tokens that the LM head scores, under the request's rules."""
     found = proposed(known, params, budget)
     assert len(found) == min(budget, BLOCK - 1)
     assert (found.probs is not None) == (params.temperature > 0 and params.acceptance == "rejection")
@@ -288,7 +288,7 @@ def test_after_every_round_entries_are_what_was_tapped() -> None:
         text += done.tokens
         held = [row.tolist() for row in slot.held[: len(slot.tokens)]]
         assert held == [[*[0] * HIDDEN, *named(text[: i + 1], "tap", TAPS)] for i in range(known - 1)]
-    assert {best for what, _, _, best in slot.passes if what == "block"} == {True}  # no logits where nothing is drawn
+    assert {best for what, _, _, best in slot.passes if what == "block"} == {True}  # no logits if nothing is sampled
 
 
 def test_steps_that_are_timed_are_those_of_rounds_of_blocks() -> None:

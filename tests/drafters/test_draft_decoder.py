@@ -1,15 +1,15 @@
-"""The drafter that is conditioned on hidden states guesses what the arithmetic says, whatever has happened before.
+"""A drafter that is conditioned on hidden states drafts the tokens of the reference arithmetic, after any history.
 
-What others got wrong, and where it would be seen (a wrong drafter's texts are right: guesses must be compared):
+Known mistakes, and the test that finds each (a wrong drafter's texts are right: draft tokens must be compared):
 
 - tap one off; order of embedding and hidden state; own state raw or normed; first entry: ``what_others_got_wrong``
 - d2t as tokens, or not ascending: ``offsets_are_not_tokens``; guesses outside its vocabulary: every test of guesses
 - prompts of 1, 2 and more tokens, in one chunk or many: ``prompts_of_any_length``
 - none, some or all guesses accepted, entries of guesses kept: ``guesses_are_the_arithmetics``, ``fresh_drafter``
-- a slot used again with nothing, some, all or one less in common; EOS and length inside accepted guesses; the
-  context's end: ``a_slot_is_used_again``
+- a slot used again with nothing, some, all or one less in common; EOS and length inside accepted guesses; the context's
+  end: ``a_slot_is_used_again``
 - plain rounds between, other drafters' rounds: ``plain_rounds_between``, ``more_plain_rounds``, ``others_won``
-- drawn guesses over a cut vocabulary: ``drawn_from_what_it_says``, ``drawing_keeps`` in tests/lossless/test_eagle.py
+- sampling over a cut vocabulary: ``drawn_from_what_it_says``, ``drawing_keeps`` in tests/lossless/test_eagle.py
 - positions and masks of trees: ``trees_are_the_arithmetics``
 - several requests at once: ``texts_are_plain_decodings`` in tests/lossless/test_eagle.py
 - the target's bits with taps and without: ``taps_change_no_bit``; NaN in taps: ``fails_costs_no_text``
@@ -93,7 +93,7 @@ def prompt(count: int, seed: int = 0) -> list[int]:
 
 
 class Sometimes(Policy):
-    """Asks the first drafter in one round of so many."""
+    """Asks the first drafter in one of ``every`` rounds."""
 
     def __init__(self, drafters: Sequence[Drafter], every: int) -> None:
         super().__init__(drafters)
@@ -117,7 +117,7 @@ def test_guesses_are_the_arithmetics(opened: Callable[[str, Operators], Made], o
 def test_trees_are_the_arithmetics(
     opened: Callable[[str, Operators], Made], operators: Operators, kind: str, branch: tuple[int, ...]
 ) -> None:
-    """Every node continues its own path alone; the chain of first choices is what a chain would have been."""
+    """Every node continues only its own path; the chain of first choices is the same as without siblings."""
     made = opened(kind, operators)
     recorder, chain = made.recorder(branch), made.recorder()
     assert made.write(recorder, prompt(11), 5)[0] == made.write(chain, prompt(11), 5)[0]
@@ -230,7 +230,7 @@ def test_taps_change_no_bit_of_the_target(original: Made) -> None:
 
 
 def test_a_drafter_that_fails_costs_no_text(original: Made) -> None:
-    """NaN in what was tapped: decoding goes on plainly, and the next request drafts again."""
+    """NaN in the taps: decoding continues plainly, and the next request drafts again."""
     recorder = original.recorder()
     expected = original.write(recorder, prompt(8), 12)[0]
     recorder._states = np.full_like(recorder._states, np.nan)

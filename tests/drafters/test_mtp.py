@@ -91,7 +91,7 @@ class TestAgain(AnyDrafter):
 
 
 def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[..., Made]) -> None:
-    """And the states of the target, after rounds with accepted and with refused guesses."""
+    """So are the target's states, after rounds with accepted and with rejected draft tokens."""
     made = opened("gated, cut")
     recorder, other = made.recorder(), made.recorder()
     text, stats = made.write(recorder, prompt(10), 24)

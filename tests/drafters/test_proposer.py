@@ -100,7 +100,7 @@ def test_nonsense_ends_it(found: Any) -> None:
 
 
 class Ending:
-    """Raises what would end the process, where it is told to."""
+    """Raises an exception that would end the process, at a chosen place."""
 
     def __init__(self, where: str, error: BaseException) -> None:
         self._where, self._error = where, error
@@ -134,7 +134,7 @@ class Ending:
 
 
 class Panic(BaseException):
-    """Of a native library."""
+    """Panic of a native library."""
 
 
 @pytest.mark.parametrize("where", ["bind", "begin", "propose", "observe"])
@@ -214,7 +214,7 @@ def test_many_random_proposers() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"cheap": False, "wants_hidden": True}, {"cheap": 1, "wants_hidden": 0}])
 def test_what_it_says_of_itself(more: dict[str, Any]) -> None:
-    """Its guesses cost nothing and it wants no hidden states, unless it says so."""
+    """By default its draft tokens cost nothing and it wants no hidden states."""
     proposer = UserDrafter(type("Says", (Fixed,), more)([1]), VOCAB)
     proposer.begin(DraftRequest([1]))
     assert (proposer.cheap, bool(proposer.wants)) == (bool(more.get("cheap", 1)), bool(more.get("wants_hidden", 0)))

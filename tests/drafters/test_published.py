@@ -32,7 +32,8 @@ from tests.support.published import CHAIN, CUT, REFERENCES, VOCAB, Published, co
 
 EVERY = sorted(path.stem for path in REFERENCES.glob("*.npz"))
 NAMES = [name for name in EVERY if not name.startswith("medusa")]
-VARIANTS = ("dflash_speculators_anchor", "dspark_speculators_no_anchor", "eagle3_speculators")  # one switch apart
+# they differ in one switch
+VARIANTS = ("dflash_speculators_anchor", "dspark_speculators_no_anchor", "eagle3_speculators")
 GREEDY = SamplingParams(temperature=0)
 # words of a config.json that change no guess: who wrote it, how it was trained, how guesses are asked for; sizes that
 # the tensors say; windows and caches of which none is used
@@ -47,7 +48,7 @@ UNREAD = {
 UNREAD_BY = {
     "eagle3_speculators": {"head_dim", "num_hidden_layers"},
     "eagle31_speculators": {"head_dim", "num_hidden_layers"},
-    "peagle_speculators": {"head_dim", "num_hidden_layers", "norm_output"},  # no state of its own is read again
+    "peagle_speculators": {"head_dim", "num_hidden_layers", "norm_output"},  # its own state is never read again
     "mtp_speculators": {"num_hidden_layers"},
 }
 READ_BY = {"mtp_speculators": {"model_type"}, "dspark_deepspec": {"architectures"}}
@@ -106,7 +107,7 @@ class Made:
         return self.drafter.tapped, guesses, [each.tolist() for each in self.confidence()] if sure and as_many else None
 
     def confidence(self) -> list[Any]:
-        """Chances of the code's own guesses after each context."""
+        """Return the confidence of the reference code's draft tokens after each context."""
         assert isinstance(self.cache, CorrectedBlockCache)
         found = []
         for (tokens, taps), guesses in zip(contexts(self.taps), self.published.found["guesses"], strict=True):
@@ -117,7 +118,7 @@ class Made:
 
 
 class MadeHeads:
-    """Medusa's heads of an archive, beside the target."""
+    """Medusa's heads of an archive, with the target."""
 
     def __init__(self, folder: Path, name: str, mistaken: str | None = None) -> None:
         self.published, target = Published.read(name), write_target(folder / "target")
@@ -179,7 +180,7 @@ def test_confidence_is_the_authors(native: None, opened: Callable[[str], Made], 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "logits" in Published.read(name).found])
 def test_logits_are_as_large_as_the_authors(native: None, opened: Callable[[str], Made], name: str) -> None:
-    """EAGLE-1 norms nothing before its LM head: guesses are drawn from what that gives."""
+    """EAGLE-1 has no norm before its LM head, and its draft tokens are sampled from the result."""
     made = opened(name)
     for (tokens, taps), logits in zip(contexts(made.taps), made.published.found["logits"], strict=True):
         made._absorb(tokens, taps)

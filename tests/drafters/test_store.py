@@ -116,7 +116,7 @@ def test_the_own_text_comes_first(tmp_path: Path) -> None:
     own = drafter.propose([1, 2, 3, 30, 31, 1, 2, 3], 8)
     assert own.tokens.tolist() == [30, 31, 1, 2]  # three matched: the text's own word
     assert own.bucket == 2
-    from_store = drafter.propose([40, 1, 2, 3], 8)  # nothing of its own
+    from_store = drafter.propose([40, 1, 2, 3], 8)  # no match in the text
     assert from_store.tokens.tolist() == [4, 5, 6, 7, 8, 9]  # two a token matched
     assert from_store.bucket > 5
     longer = drafter.propose([3, 50, 1, 2, 3], 8)  # 3 -> 50 once, but the store knows 1 2 3

@@ -91,7 +91,7 @@ def test_a_full_tree_runs_once_a_level_and_leaves_its_first_choices_in_the_slot(
     assert model.passes == [1, 4, 10]
     assert model.tokens == [*tokens, *first[:2]]
     model.passes.clear()
-    full.propose([*tokens, *first, 9], 8)  # all first choices stood: the last of them and the bonus are new
+    full.propose([*tokens, *first, 9], 8)  # all first choices were accepted: the last of them and the bonus are new
     assert model.passes == [2, 4, 10]
     model.passes.clear()
     full.propose([*tokens, *first[:1], 9], 1)  # one level, which needs one pass

@@ -1,4 +1,4 @@
-"""What the tests of the engine share: both kinds of operators, and engines that have seen nothing."""
+"""Fixtures of the engine's tests: both kinds of operators, and new engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEMPLATE = (
 
 
 def keep_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a test a cache of its own that keeps every prompt, however fast it is read; return its folder."""
+    """Give a test a new cache that keeps every prompt, even one that is read fast; return its folder."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "kept"))
     monkeypatch.delenv("EDGESPEC_PROMPT_CACHE")
     monkeypatch.setattr(prompt_cache, "WORTH", 0.0)

@@ -1,4 +1,4 @@
-"""Conversations that alternate: each finds again what was computed of it, and writes what it writes alone."""
+"""Alternating conversations: each reuses its own state, and generates the same text as without the others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NATIVE = pytest.mark.parametrize("operators", OPERATORS[1:], indirect=True)
 
 
 def text(number: int, length: int) -> list[int]:
-    """Tokens of a conversation of its own."""
+    """Return the tokens of a distinct conversation."""
     return [5 + (at * (number + 3) + number * 97) % 900 for at in range(length)]
 
 
 class Talk:
-    """A conversation of tokens: every prompt is all that was said, and some tokens more."""
+    """A conversation of tokens: every prompt is the whole conversation so far, and some more tokens."""
 
     def __init__(self, number: int, length: int = 200, shared: Sequence[int] = ()) -> None:
         self.prompt, self.number, self.turns = [*shared, *text(number, length)], number, 0
@@ -54,7 +54,7 @@ class Talk:
         return result.stats.reused_tokens
 
     def held(self) -> int:
-        """Tokens that were computed of it by now: all but the pending one."""
+        """Count the tokens that were computed so far: all except the pending one."""
         return len(self.prompts[-1]) + len(self.said[-1]) - 1
 
     def check(self, plain: Engine) -> None:
@@ -150,7 +150,7 @@ def test_other_owners_texts_are_neither_taken_up_nor_lent(fresh: Fresh) -> None:
 
 
 def test_what_is_learned_belongs_to_the_engine(fresh: Fresh) -> None:
-    """All sessions add to it, those that were there before and those that come."""
+    """All sessions add to it, existing and new ones."""
     engine, talks = fresh(), [Talk(1), Talk(2), Talk(3)]
     assert [talk.ask(engine, method="ar") for talk in talks[:2]] == [0, 0]
     for talk in talks:

@@ -58,7 +58,7 @@ def switching(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Auto, "choose", forced)
     monkeypatch.setattr(Auto, "_judge", lambda self, control: None)
-    # they guess, although on a model this small nothing pays
+    # they draft, although it is never faster on a model this small
     monkeypatch.setattr(Standing, "round_loss_limit", property(lambda self: inf))
     made = Candidate.made
 
@@ -163,7 +163,7 @@ def test_what_a_result_says(fresh: Get) -> None:
 
 
 def test_a_lane_begins_where_the_last_request_ended(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing pays: it starts plain the next time, and says so."""
+    """No method is faster: it starts plain the next time, and reports that."""
     made = fresh(promises={"speculative": 1.5})
     monkeypatch.setattr(Auto, "gain", lambda self: 0.9)
     ask(made, max_new_tokens=200)

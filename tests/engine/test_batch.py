@@ -1,4 +1,4 @@
-"""Several requests at once: the texts of the requests alone, and one run of the node for all of them."""
+"""Several requests at once: the same texts as separate requests, and one run of the node for all of them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_passes_are_gathered(engine: Get, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(NativeBatch, "run", counted)
     engine().generate_batch(list(PROMPTS[:5]), method="ar", max_new_tokens=10, ignore_eos=True, batch=4)
-    assert sizes == [4] * 10  # the fifth comes when all four have ended, and then runs alone
+    assert sizes == [4] * 10  # the fifth comes when all four have ended, so it runs without others
 
 
 @NATIVE

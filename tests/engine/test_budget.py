@@ -98,7 +98,7 @@ def test_requests_of_a_batch_stay_within_the_budget_together(bundle: Path, nativ
     assert found["written"] == len(lengths)
     assert 2 <= found["together"] <= 3
     assert found["peak"] <= budget
-    assert found["kv"] > (two - one) // 2  # what idle sessions of the batch still hold is told
+    assert found["kv"] > (two - one) // 2  # the message counts the memory of the batch's idle sessions
 
 
 def test_what_a_batch_holds_counts_for_whoever_comes(bundle: Path, within: Callable[[int], Engine]) -> None:
@@ -108,7 +108,7 @@ def test_what_a_batch_holds_counts_for_whoever_comes(bundle: Path, within: Calla
     batch = RunningBatch(engine, 4)
     batch.join([5] * LONG, settings)
     with pytest.raises(BudgetError, match="and the budget is"):
-        engine.generate([6] * LONG, settings)  # another thread's, beside it
+        engine.generate([6] * LONG, settings)  # as from another thread at the same time
     assert len(engine.reservations.taken) == 1
     while batch.requests:
         list(batch.round())
@@ -125,7 +125,7 @@ def test_what_a_batch_holds_counts_for_whoever_comes(bundle: Path, within: Calla
 
 
 def test_a_common_beginning_counts_once_as_soon_as_it_is_read(bundle: Path, within: Callable[[int], Engine]) -> None:
-    """Four run in the room of little more than two; each comes in with room for all of its own."""
+    """Four run in little more memory than two; each is admitted with room for its whole text."""
     one, two = (peak(bundle, LONG + NEW, batch) for batch in (1, 2))
     engine = within(two + (two - one) // 2)
     batch = RunningBatch(engine, 4)
@@ -146,7 +146,7 @@ def test_a_common_beginning_counts_once_as_soon_as_it_is_read(bundle: Path, with
 
 
 def test_conversations_keep_what_fits(bundle: Path, within: Callable[[int], Engine]) -> None:
-    """Room for two: both are gone on with.  Room for one: the other one's memory is taken, and the budget is held."""
+    """With room for two, both continue.  With room for one, the other one's memory is taken, and the budget holds."""
     one, two = (peak(bundle, LONG + NEW, batch) for batch in (1, 2))
     settings = Settings(method="ar", max_new_tokens=NEW, ignore_eos=True)
     for budget, kept in ((two + (two - one) // 2, 2), ((one + two) // 2, 1)):

@@ -35,7 +35,7 @@ def answer(engine: Engine, talk: Any, question: str, method: str) -> tuple[list[
 @pytest.mark.parametrize("think", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_second_turn_reads_what_is_new(fresh: Callable[..., Engine], think: bool, method: str) -> None:
-    """``think``: the next prompt has not the words by which the answer was asked for, so that the text goes back."""
+    """``think``: the next prompt lacks the tokens that asked for the answer, so that the text goes back."""
     engine = fresh()
     talk = engine.conversation([SYSTEM], template_options={"think": think})
     _, length, reused = answer(engine, talk, QUESTIONS[0], method)
@@ -70,7 +70,7 @@ def test_a_saved_system_prompt_serves_many_conversations(fresh: Callable[..., En
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_long_conversation_is_restored(fresh: Callable[..., Engine], tmp_path: Path) -> None:
-    """Longer than what rows of states are kept for: it goes on as if it had not been interrupted, twice."""
+    """It is longer than rows of states are kept: it continues as if without interruption, twice."""
     unbroken = fresh()
     talk = unbroken.conversation([SYSTEM])
     talk.ask(QUESTIONS[0], max_new_tokens=150, ignore_eos=True, method="ar")
@@ -91,7 +91,7 @@ def test_a_long_conversation_is_restored(fresh: Callable[..., Engine], tmp_path:
 @pytest.mark.parametrize("method", ["ar", "ngram"])
 @pytest.mark.parametrize("name", KINDS)
 def test_conversations_that_alternate(fresh: Callable[..., Engine], method: str) -> None:
-    """The second one begins with the states behind the system prompt; later turns go on from where each has been."""
+    """The second one begins with the states after the system prompt; later turns continue from their own."""
     engine = fresh()
     system = len(engine.codec.chat([SYSTEM], generation_prompt=False))
     talks = [engine.conversation([SYSTEM]) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Closing an engine: what it held is free at once, and whoever goes on is told."""
+"""Closing an engine: its memory is freed immediately, and further calls raise an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERY = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwis
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Without the garbage collector: what is free is so because nobody has it any more."""
+    """Disable the garbage collector: memory is freed only by the last reference."""
     gc.collect()
     gc.disable()
     yield

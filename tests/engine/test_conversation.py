@@ -71,10 +71,10 @@ def make(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 @pytest.fixture
 def two_turns(prefills: list[tuple[Slot, list[int]]]) -> Callable[..., Turns]:
-    """Ask ``QUESTIONS``; ``prefills`` then has those of the conversation alone."""
+    """Ask ``QUESTIONS``; ``prefills`` then has only those of the conversation."""
 
     def ask(engine: Engine, **how: Any) -> Turns:
-        engine.rows_exact()  # tried with a prefill of its own
+        engine.rows_exact()  # this check runs its own prefill
         prefills.clear()
         conversation, prompts, results = engine.conversation(**how), list[list[int]](), list[Result]()
         for question in QUESTIONS:
@@ -105,7 +105,7 @@ def test_nothing_is_computed_twice(
     text: str,
     kept: bool,
 ) -> None:
-    """``kept``: the second prompt goes on where the first answer ended; else all before an answer is in common."""
+    """``kept``: the second prompt continues where the first answer ended; else only the part before it is common."""
     engine = load(make(chain, template), threads=1)
     prompts, results, messages, fed = two_turns(engine, settings=Settings(method=method))
     end = engine.codec.token_id(END)

@@ -1,4 +1,4 @@
-"""Embeddings: those of transformers' hidden states, and the same bits whatever else is asked."""
+"""Embeddings: those of transformers' hidden states, with the same bits regardless of other texts."""
 
 from __future__ import annotations
 

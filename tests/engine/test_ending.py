@@ -94,7 +94,7 @@ def test_cancel_ends_after_the_round_at_hand(engine: Get) -> None:
 
 
 def test_a_draft_with_less_context_than_its_target(tmp_path: Path) -> None:
-    """It drafts as far as it reaches; then the target goes on alone."""
+    """It drafts up to its own context; then the target continues without it."""
     config = hf.CONFIGS["llama_tied_gqa"]
     target = hf.write_checkpoint(tmp_path / "target", config, 3)
     draft = hf.write_checkpoint(tmp_path / "draft", {**config, "max_position_embeddings": 64}, 3)

@@ -1,4 +1,4 @@
-"""A conversation that outgrows the context goes on: the oldest turns are not seen any more, and nothing is lost."""
+"""A conversation that outgrows the context continues: the model no longer sees the oldest turns; nothing is lost."""
 
 from __future__ import annotations
 

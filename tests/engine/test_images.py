@@ -1,7 +1,7 @@
-"""Images in prompts: every method's text is plain decoding's, and what was made of an image is found again.
+"""Images in prompts: every method's text is plain decoding's, and an image's embeddings are reused.
 
-The model is one of text, whose images are made of its own words: the rows of an image are embeddings of the tokens that
-its pixels name, so that what stands behind them goes on from them.
+The model reads text, and its images encode words: the rows of an image are embeddings of the tokens that its pixels
+name, so that the text after them continues from these words.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_one_image_shares_all_and_one_that_differs_in_a_pixel_nothing(engine: En
     rows = len(tokens_of(engine, texts[0]))
     assert (Words.made, first.stats.reused_tokens < 3, second.stats.reused_tokens) == (1, True, rows - 1)
     third = engine.generate(texts[2], max_new_tokens=4, method="ar")
-    assert (Words.made, third.stats.reused_tokens) == (2, 2)  # what stands before it
+    assert (Words.made, third.stats.reused_tokens) == (2, 2)  # the part before it
     assert first.tokens == second.tokens == third.tokens
 
 

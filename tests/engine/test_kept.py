@@ -1,4 +1,4 @@
-"""What an engine keeps from request to request has an end, however many different requests come."""
+"""The memory that an engine keeps between requests is bounded, for any number of different requests."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def overflowing(operators: Operators, tmp_path: Path) -> Engine:
     (file,) = model.glob("*.safetensors")
     weights = load_file(file)
     for name in weights:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):  # the last token alone decides
+        if name.endswith(("o_proj.weight", "down_proj.weight")):  # only the last token decides
             weights[name] = np.zeros_like(weights[name])
     embedding = weights["model.embed_tokens.weight"].astype(np.float32)
     embedding[:, 0] = 0

@@ -33,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_text_of_its_own(bundle: Path) -> None:
-    """Every method writes what plain decoding at this precision writes, and the result says what that is."""
+    """Every method reproduces plain decoding at this precision, and the result names the precision."""
     with load(bundle) as both, load(bundle, precision="high") as high:
         full = both.generate(PROMPT, method="ar", max_new_tokens=40)
         plain = high.generate(PROMPT, method="ar", max_new_tokens=40)
@@ -92,7 +92,7 @@ def test_low_planes_are_never_touched(bundle: Path) -> None:
 
 
 def test_plans_count_the_high_planes(bundle: Path, tmp_path: Path) -> None:
-    """Within 3 % of what an int4 bundle of the model takes in weights, and named where it is shown."""
+    """The size is within 3 % of an int4 bundle's weights, and every report names it."""
     manifest = complete(read_manifest(bundle))
     high = manifest.at_high_precision()
     four = read_manifest(edgespec.export(TARGET, tmp_path / "int4", format="int4"))

@@ -21,7 +21,7 @@ PLAIN = Settings(method="ar", max_new_tokens=8, ignore_eos=True)
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Chunks of these sizes in turn, whatever the clock says."""
+    """Use chunks of these sizes in turn, independent of timing."""
 
     def use(*sizes: int) -> None:
         turn = cycle(sizes)
@@ -125,7 +125,7 @@ def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
     assert max(len(tokens) for _, tokens in prefills) <= PREFILL_CHUNK
     read = sum(len(tokens) for _, tokens in prefills) >= len(
         LONG
-    )  # but for the last tokens, with those written until then
+    )  # except the last tokens, with those written until then
     assert (stream.result.finish, read) == (("cancelled", False) if cancelled else ("length", True))
 
 
@@ -162,7 +162,7 @@ def drained(batch: RunningBatch, until: Callable[[], bool]) -> int:
 
 
 def costs(pace: PrefillBudget, fixed: float, row: float, alone: bool, chunks: int = 80) -> Iterator[tuple[int, float]]:
-    """Rows and seconds of chunks on a machine that takes so many seconds for a pass and for each of its rows."""
+    """Yield rows and seconds of chunks on a machine with these costs per pass and per row."""
     for _ in range(chunks):
         size = pace.rows(PREFILL_CHUNK, alone)
         pace.took(size, fixed + size * row)

@@ -1,4 +1,4 @@
-"""Prompts are read once: another process goes on from what the disk has, and writes the same text."""
+"""Prompts are read once: another process continues from the disk, and generates the same text."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_draft_does_not_read_again(fresh: Fresh, prefills: list[tuple[Slot, 
 def test_states_are_found_again(
     native: None, chatty: Callable[[str], Path], name: str, method: str, attention: str
 ) -> None:
-    """Hybrids: a conversation goes on after a restart, and another one of the same system prompt begins behind it."""
+    """Hybrids: a conversation continues after a restart, and another one starts after the same system prompt."""
 
     def fresh(**how: Any) -> Engine:
         return load(chatty(name), threads=1, attention=attention, **how)
@@ -125,7 +125,7 @@ def test_states_that_wait_stay_within_a_budget(
 
 @pytest.mark.parametrize("attention", ["f32", "int8", "int4"])
 def test_keys_in_other_formats(native: None, coded: Path, folder: Path, attention: str) -> None:
-    """Each has files of its own; coded keys go on from where the exact ones of the newest tokens were kept."""
+    """Each format has separate files; coded keys continue from the exact keys of the newest tokens."""
 
     def fresh(**how: Any) -> Engine:
         return load(coded, threads=1, **{"attention": attention, **how})
@@ -180,7 +180,7 @@ def test_a_changed_byte_is_found(fresh: Fresh, folder: Path, place: str) -> None
 
 @pytest.mark.parametrize("operators", ["native"], indirect=True)
 def test_files_of_strangers(fresh: Fresh, folder: Path) -> None:
-    """Of another text, of no length, no file at all: none is used, none makes a traceback."""
+    """Files of another text, of no length, or invalid ones are not used, and cause no traceback."""
     expected = told(fresh(), BEGINNING)
     first, second = (path for path in files(folder) if path.suffix == ".keys")
     for content in (b"", b"x" * 64, first.read_bytes()[:100], second.read_bytes()):
@@ -198,7 +198,7 @@ def test_off_is_off(fresh: Fresh, folder: Path, tmp_path: Path, monkeypatch: pyt
     with fresh() as engine:
         engine.plain().generate(BEGINNING, max_new_tokens=2)
         engine.generate_batch([BEGINNING] * 3, max_new_tokens=2)
-    told(fresh(check=False), BEGINNING)  # nobody knows whose keys those would be
+    told(fresh(check=False), BEGINNING)  # the owner of those keys is unknown
     monkeypatch.setenv("EDGESPEC_PROMPT_CACHE", "0")
     told(fresh(), BEGINNING)
     monkeypatch.delenv("EDGESPEC_PROMPT_CACHE")
@@ -281,7 +281,7 @@ def killed(bundle: Path, fresh: Fresh, folder: Path, times: int) -> None:
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # whatever is there is whole
+            warnings.simplefilter("error")  # all existing files are complete
             assert told(fresh(), BEGINNING, max_new_tokens=8).tokens == expected.tokens
     assert files(folder)
 
@@ -334,7 +334,7 @@ def test_what_was_read_of_a_prompt_is_kept_although_it_ended(fresh: Fresh, monke
 
 
 def test_rows_that_are_still_to_be_moved(native: None, bundles: Callable[..., Path]) -> None:
-    """What a tree of the last request left undone is done before the rest of a text comes from the disk."""
+    """Pending moves of the last request's tree are done before the rest of a text comes from the disk."""
 
     def fresh(**how: Any) -> Engine:
         return load(bundles("native"), threads=1, **how)

@@ -1,4 +1,4 @@
-"""Every method goes on from a prompt that is on the disk: it writes the same text in the same rounds."""
+"""Every method continues from a prompt on the disk: it generates the same text in the same rounds."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def counted(result: Result) -> tuple[list[int], int, int, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drafter_goes_on(drafted: Callable[[str], Path], folder: Path, kind: str) -> None:
-    """After a restart, and after the answer after another one, as if it had read all of it; drawn texts, too."""
+    """After a restart, and after another text's answer, it drafts as if it had read everything; also when sampling."""
     method = kind.partition(",")[0]
 
     def fresh(**more: Any) -> Engine:
@@ -133,7 +133,7 @@ def test_a_drafter_goes_on(drafted: Callable[[str], Path], folder: Path, kind: s
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp, hybrid"])
 def test_a_text_that_was_read_without_the_drafter(drafted: Callable[[str], Path], kind: str) -> None:
-    """Is read again with it, and only once; the longer text of another method does not stand in the way."""
+    """It is read again with the drafter, and only once; the longer text of another method does not prevent this."""
     method = kind.partition(",")[0]
 
     def fresh(**more: Any) -> Engine:

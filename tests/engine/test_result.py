@@ -1,4 +1,4 @@
-"""What a result says."""
+"""Fields of a result."""
 
 from __future__ import annotations
 

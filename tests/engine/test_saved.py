@@ -43,7 +43,7 @@ def test_a_restored_text_goes_on_the_same_way(
     assert expected.stats.reused_tokens == 0
 
     second = fresh()
-    second.rows_exact()  # tried with a prefill of its own
+    second.rows_exact()  # this check runs its own prefill
     assert second.restore_session(file) == []
     prefills.clear()
     got = second.generate(whole, max_new_tokens=24, ignore_eos=True, **how)

@@ -34,7 +34,7 @@ def beginning(engine: Engine, tokens: int = 400) -> list[int]:
 
 
 def prompts(engine: Engine, count: int) -> list[list[int]]:
-    """Prompts with a common beginning and an end of their own."""
+    """Return prompts with a common beginning and different ends."""
     common = beginning(engine)
     return [[*common, *engine.codec.encode(PROMPTS[at])[: 5 + at]] for at in range(count)]
 
@@ -131,7 +131,7 @@ def test_whoever_read_first_may_leave(fresh: Get, prefills: Prefills) -> None:
 def test_chats_with_one_system_prompt(
     native: None, chatty: Callable[[str], Path], prefills: Prefills, name: str, attention: str
 ) -> None:
-    """Hybrids go on from the checkpoint behind it."""
+    """Hybrids continue from the checkpoint after it."""
     made = load(chatty(name), threads=2, operators="native", attention=attention, prompt_cache=False)
     talks = [
         [{"role": "system", "content": "".join(PROMPTS[:4])[:500]}, {"role": "user", "content": PROMPTS[at][:20]}]

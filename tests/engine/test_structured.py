@@ -154,4 +154,4 @@ def test_what_is_no_grammar_is_refused(engine: Callable[..., Engine], grammar: G
     own = engine()
     with pytest.raises(InvalidRequest):
         own.generate(PROMPT, grammar=grammar)
-    assert own.generate(PROMPT, max_new_tokens=3).tokens  # and the engine goes on
+    assert own.generate(PROMPT, max_new_tokens=3).tokens  # and the engine still works

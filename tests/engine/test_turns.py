@@ -1,4 +1,4 @@
-"""The lock of an engine goes to whoever has waited longest, not to whoever comes back first."""
+"""The lock of an engine goes to the longest-waiting thread, not to the first that comes back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgespec.engine.sharing import FairLock
 
 
 def until_waiting(turns: FairLock, count: int) -> None:
-    """Until so many threads wait for it."""
+    """Wait until ``count`` threads wait for it."""
     end = time.monotonic() + 120
     while turns.waiting < count:
         assert time.monotonic() < end

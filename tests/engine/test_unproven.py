@@ -1,4 +1,4 @@
-"""Exact and lossless are said of what was checked alone; what was not says why."""
+"""Results are called exact and lossless only if that was checked; otherwise they explain why it is unknown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Open = Callable[..., Engine]
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a cache and a key of its own; return their folder."""
+    """Give the test a new cache and a new key; return their folder."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_KEY", str(tmp_path / "key"))
     return tmp_path
@@ -149,7 +149,7 @@ def test_a_graph_in_the_cache_is_the_bundles(copied: Path, operators: Operators,
 def test_without_a_key_converted_weights_run_and_say_so(
     copied: Path, operators: Operators, other: Operators, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where there is no home that can be written; whoever converted them knows what they are."""
+    """Without a writable home, a process still trusts the weights that it converted."""
     (own / "blocked").write_text("in the way", "utf-8")
     monkeypatch.setenv("EDGESPEC_KEY", str(own / "blocked" / "key"))
     assert claims(ask(load(copied, threads=1, operators=other))) == (True, True)
@@ -168,7 +168,7 @@ def saved(engine: Engine, file: Path) -> Path:
 
 
 def resealed(file: Path) -> None:
-    """Other keys, and a SHA-256 that fits them: whoever does that has no key of the user's."""
+    """Replace the keys, with a matching SHA-256: an attacker lacks the user's key."""
     import hashlib
 
     data = bytearray(file.read_bytes())

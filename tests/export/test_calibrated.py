@@ -123,7 +123,7 @@ def test_the_quick_way_is_mse_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_what_loses_more_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quantizer that is worse than mse: the bundle is that of --quick, and says so."""
+    """A quantizer that is worse than mse: the bundle is that of --quick, and reports that."""
     worse = Quantizer("gptq", QUANTIZERS["rtn"].prepare, calibrated=True)
     monkeypatch.setattr(calibrated, "CALIBRATED", worse)
     made = exported(tmp_path / "out")
@@ -145,7 +145,7 @@ def test_a_text_that_was_given(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("A horse! a horse! my kingdom for a horse!\n" * 40, "utf-8")
     made = exported(tmp_path / "out", quantizer="awq", calibration=text)
-    assert made.target.quantizer == "awq"  # as asked, whatever it loses
+    assert made.target.quantizer == "awq"  # as requested, despite its loss
     assert made.parity["calibration"]["text"] == "given"
     assert made.parity["calibration"]["tokens"] <= TOKENS
 
@@ -176,7 +176,7 @@ def test_experts_are_calibrated(tmp_path: Path, checkpoint: Callable[[str], Path
             np.testing.assert_array_equal(np.concatenate([piece for piece, _ in got]), arch.source.read(each))
 
 
-# -- text that a model writes, and what is measured on it --------------------------------------------------------------
+# -- generated text, and measurements on it ----------------------------------------------------------------------------
 
 
 def test_own_text_follows_from_its_seed(written: Callable[..., Written]) -> None:

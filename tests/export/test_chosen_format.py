@@ -87,7 +87,7 @@ def test_one_line_says_what_was_chosen() -> None:
 
 
 def test_comparing_predictions() -> None:
-    """Perplexity and divergence of logits that are a known distance apart."""
+    """Perplexity and divergence of logits with a known distance."""
     exact = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]], np.float32))
     ours = np.log(np.array([[[0.25, 0.5, 0.25], [0.1, 0.8, 0.1]]], np.float32))
     found = compare(exact, ours, np.array([[0, 1]]))

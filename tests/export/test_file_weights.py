@@ -1,4 +1,4 @@
-"""Weights as a GGUF file has them: the file's numbers, rows of the same bits however many run together."""
+"""Weights as a GGUF file has them: the file's numbers, with the same bits for any number of rows."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def made(tmp_path: Path, kind: str, change: Change | None = None) -> tuple[Any, 
 
 
 def check_rows(arch: Any, slot: Slot, nats: float = 2e-3) -> None:
-    """Rows together have the bits of rows alone, and what they say is what the dequantized file says."""
+    """Check that rows in a batch have the bits of single rows, and match the dequantized file."""
     tokens = np.random.default_rng(1).integers(2, arch.facts.vocab, 24).tolist()
     alone = one_by_one(slot, tokens[:4], tokens[4:])
     for count in (2, 3, 4, 5, 8, 17, 20):

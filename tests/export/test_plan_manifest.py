@@ -40,7 +40,7 @@ SOME = (
 LAYOUTS: tuple[Layout, ...] = ("native", "stock")
 
 
-# -- a config.json alone -----------------------------------------------------------------------------------------------
+# -- only a config.json ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(hf.CONFIGS))
@@ -131,7 +131,7 @@ def test_a_graph_of_optimum_is_not_planned(checkpoint: Callable[[str], Path], tm
 
 @pytest.mark.parametrize("name", sorted(hf.CONFIGS))
 def test_the_size_of_weights_is_exact(checkpoint: Callable[[str], Path], tmp_path: Path, name: str) -> None:
-    """Of some models in all formats, by turns in either layout; of the others in int4."""
+    """Some models are planned in all formats, alternating layouts; the others in int4."""
     context, alone = hf.CONTEXTS.get(name), config_only(checkpoint(name), tmp_path / "config")
     turns = [(form, LAYOUTS[(at + SOME.index(name)) % 2]) for at, form in enumerate(FORMATS)] if name in SOME else None
     for form, layout in turns or [("int4", "native")]:
@@ -159,7 +159,7 @@ def test_large_tensors_are_aligned_to_large_pages(written: Callable[..., Written
     assert weight_bytes(open_model(resolve(TARGET), None), "fp32", None, "stock") == size > 4 << 20
 
 
-# -- beside real exports -----------------------------------------------------------------------------------------------
+# -- compared with real exports ----------------------------------------------------------------------------------------
 
 
 def same(planned: Manifest, real: Manifest) -> None:
@@ -354,7 +354,8 @@ def test_sizes_of_published_models_are_planned_within_three_percent(tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     planned = plan_of(tmp_path)
     parameters, angles = PARAMETERS[name]
-    # beside the parameters of transformers: the bias of each router, which it takes for a buffer, and norms of ones
+    # in addition to the parameters of transformers: the bias of each router, which it counts as a buffer, and norms of
+    # ones
     assert planned.target.facts.parameters == pytest.approx(parameters, abs=1000)
     table = config["num_hidden_layers"] * config.get("hidden_size_per_layer_input", 0) * config["vocab_size"]
     weights = INT4 * (parameters - table) + INT8 * table

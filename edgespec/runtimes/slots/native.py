@@ -303,7 +303,7 @@ class NativeSlot(NativeRunner):
         return self._likeliest(self._launch(n, scored, top=wanted.top, hidden=wanted.hidden))
 
     def _score_in_turn(self, wanted: Pass) -> Output:
-        """Run each right behind the text that it sees: states that far back are not kept, the text is run again."""
+        """Run each row right after the text that it sees, reading the text again: old states are not kept."""
         text, tokens, visible, skip = list(self.tokens), self._given(wanted), wanted.visible, wanted.skip
         assert visible is not None
         parents = np.arange(-1, len(tokens) - 1) if wanted.parents is None else wanted.parents

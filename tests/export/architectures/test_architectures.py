@@ -54,7 +54,7 @@ Open = Callable[..., Slot]
 
 @pytest.fixture
 def operators(request: pytest.FixtureRequest) -> Operators:
-    """Those of the graph that a test is parametrized with; some test both, whatever the graph."""
+    """Choose the operators of the graph that a test is parametrized with; some test both, for any graph."""
     if "graph" in request.fixturenames:
         request.param = "native" if request.getfixturevalue("graph") == "native" else "stock"
     return use_operators(request)
@@ -78,7 +78,7 @@ def run(slot: Slot, tokens: Sequence[int], sizes: Sequence[int]) -> NDArray[np.f
     """Logits [n, vocab] of a text fed in passes of these sizes; the last size repeats."""
     slot.follow([])
     found, at = [], 0
-    if slot.model.facts.convolutions:  # whose states are kept for so many rows
+    if slot.model.facts.convolutions:  # their states are kept for this many rows
         sizes = [min(size, LONGEST_PASS) for size in sizes]
     for size in [*sizes, *[sizes[-1]] * len(tokens)]:
         piece = np.asarray(tokens[at : at + size], np.int64)

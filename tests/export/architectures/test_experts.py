@@ -1,4 +1,4 @@
-"""Experts stored alone or together, and rotary tables of every type."""
+"""Experts stored separately or together, and rotary tables of every type."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_separate_experts_are_read_as_stacked_ones(
 
 
 def test_experts_in_eight_bits_are_widened_and_said(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    """As Qwen publishes its mixtures: float8 and a scale for each block, by which they are multiplied."""
+    """Qwen publishes its mixtures like this: float8, and a scale that multiplies each block."""
     name, block = "qwen3_moe_plain", 32
     folder, expected = tmp_path / "fp8", {}
     tensors = split(checkpoint(name), folder, name)

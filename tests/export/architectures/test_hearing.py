@@ -1,4 +1,4 @@
-"""Decoders that hear equal transformers: features, and the rows that are made of a recording."""
+"""Decoders with audio encoders equal transformers: features, and the embeddings of a recording."""
 
 from __future__ import annotations
 

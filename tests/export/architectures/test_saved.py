@@ -20,7 +20,7 @@ from tests.export.architectures.test_architectures import NAMES, PROMPT, assert_
 from tests.support import hf, saved, seq2seq
 
 LENGTH = 12
-ROUNDING = 5e-4  # of models whose weights are chosen for nothing; the reference's tolerance is that of its own tests
+ROUNDING = 5e-4  # of models with random weights; the reference's own tests define its tolerance
 
 
 def test_every_architecture_is_kept_as_it_is_saved() -> None:
@@ -29,7 +29,7 @@ def test_every_architecture_is_kept_as_it_is_saved() -> None:
 
 
 def test_checkpoints_of_the_tests_are_what_is_kept(checkpoint: Callable[[str], Path]) -> None:
-    """So that no test can go on with names in memory alone; those that differ are known."""
+    """No test can rely on names that exist only in memory; models whose names differ are listed."""
     other = {hf.CONFIGS[name]["model_type"] for name in NAMES if saved.names_differ(name, hf.shapes(hf.CONFIGS[name]))}
     assert {"lfm3", "olmo_hybrid", "qwen3_moe", "granitemoe", "granitemoehybrid", "lfm2_moe", "olmoe"} <= other
     for name in NAMES:

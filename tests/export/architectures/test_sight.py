@@ -1,4 +1,4 @@
-"""Models that read images equal transformers: what stands for a picture, and the rows that are made of it."""
+"""Models that read images equal transformers: the placeholders of a picture, and its embeddings."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_a_graph_of_the_other_layout_names_a_file_that_is_not_there(
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_plain_onnxruntime_finds_no_weights_rather_than_others(writer: Callable[..., Written], form: str) -> None:
-    """Of a bundle for native operators: fp32 and w8a8 had opened, and given wrong numbers."""
+    """The bundle is for native operators: fp32 and w8a8 used to open, and gave wrong numbers."""
     folder, part = everything(writer, "native", form)
     stock = [graph for graph in part.graphs.values() if graph.operators == "stock" and graph.device == "cpu"]
     assert stock

@@ -59,7 +59,7 @@ def without_ids(said: dict[str, Any], tensors: Tensors) -> None:
 
 
 def as_sglang(said: dict[str, Any], tensors: Tensors) -> None:
-    """Layers are counted by their outputs, in a part of their own."""
+    """Count layers by their outputs, in a separate part."""
     del said[IDS]
     said["eagle_config"] = {IDS: [1, LAYERS // 2 - 1, LAYERS - 4], "use_aux_hidden_state": True}
     del said["draft_vocab_size"]

@@ -102,7 +102,7 @@ def test_a_product_is_that_of_the_stored_matrix(tmp_path: Path, form: Format, k:
     rounding = 1e-5 * (np.abs(x) @ np.abs(weight).T + 1)
     if form in BLOCKS:
         emulated = by_block(x) @ weight.T + (added if bias else 0)
-        assert (np.abs(got - emulated) <= rounding).mean() > 0.95  # but for values just between two levels
+        assert (np.abs(got - emulated) <= rounding).mean() > 0.95  # except values just between two levels
         step = np.abs(blocks_of(x, 32)).max(-1) / 127  # [T, blocks]
         rounding += 0.5 * step @ np.abs(blocks_of(weight.astype(np.float32), 32)).sum(-1).T
     assert (np.abs(got - expected) <= rounding).all()
@@ -114,7 +114,7 @@ def test_a_product_is_that_of_the_stored_matrix(tmp_path: Path, form: Format, k:
 @pytest.mark.parametrize("kind", ["lookup", "table"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_embedding_rows_are_the_stored_ones(tmp_path: Path, form: Format, kind: str) -> None:
-    """Looked up in the matrix of the LM head (tied), or in a table of their own (untied, of no whole blocks)."""
+    """They come from the matrix of the LM head (tied), or from a separate table (untied, of no whole blocks)."""
     hidden = 64 if kind == "lookup" else 100
     plan = stored(tmp_path, form, hidden, kind == "lookup")
     name = plan.arch.embedding
@@ -187,7 +187,7 @@ def test_a_model_computes_with_what_is_stored(
         if about.operators == "native":
             request.getfixturevalue("native")
         expected = by_size[wide if wide and about.operators == "native" else 32]
-        # a float16 cache would be an error of its own
+        # a float16 cache would add its own error
         model = Model(made.folder, made.part, graph, 1, ATTENTION["f32"])
         logits = open_slot(model).forward(np.array(tokens)).logits
         error = np.sqrt(np.mean(np.square(logits - expected))) / expected.std()
@@ -213,7 +213,7 @@ def test_emitted_graphs_are_sound(written: Write, name: str, form: Format) -> No
     made = written(name, form)
     size = (made.folder / "model.data").stat().st_size
     for graph, entry in made.part.graphs.items():
-        if entry.operators != made.part.layout:  # its tensors lie elsewhere, in converted weights
+        if entry.operators != made.part.layout:  # its tensors are in a separate file of converted weights
             continue
         path = made.folder / entry.file
         onnx.checker.check_model(str(path))
@@ -236,7 +236,7 @@ def test_emitted_graphs_are_sound(written: Write, name: str, form: Format) -> No
             items = int(np.prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
             assert length == items
             assert offset + length <= size
-            if not tensor.name.endswith(".low"):  # those lie together, at the end
+            if not tensor.name.endswith(".low"):  # those are stored together, at the end
                 assert offset % (LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN) == 0
             ranges.add((offset, offset + length))
         ordered = sorted(ranges)

@@ -1,4 +1,4 @@
-"""Fusions rewrite traces: what each makes of what it matches, and what it leaves alone."""
+"""Fusions rewrite traces: the result of each match, and traces that stay the same."""
 
 from __future__ import annotations
 

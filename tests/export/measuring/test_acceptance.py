@@ -126,12 +126,12 @@ RECORD = ExitRecord(
 
 
 def test_the_cost_of_rounds_with_exits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worked out by hand; v(n) = 1 + (n - 1) / 2, at most two guesses a round.
+    """Worked out by hand; v(n) = 1 + (n - 1) / 2, at most two draft tokens per round.
 
     Round 1, tokens 0 to 2.  The first exit takes 0: 1 + 0.5, and 2 (v(2) - 1) = 1 for the layers between, later.  The
     second takes 1: 1 + 2 and two questions, 4.  A third guess is not allowed, its start is: 1.5.  The rest: 3 v(3) = 6.
-    Round 2, token 3.  No exit: 4, and 3.
-    Round 3, token 4.  The first exit is wrong: 1.5 + 1, what follows it: 1.5, and 3 v(2) = 4.5.
+    Round 2, token 3.  No exit: 4, and 3.  Round 3, token 4.  The first exit is wrong: 1.5 + 1, what follows it: 1.5,
+    and 3 v(2) = 4.5.
     """
     monkeypatch.setattr("edgespec.export.measuring.heads.FLIGHT", 2)
     found = _along(RECORD, (0, 1), 0.5, 6.0, lambda n: 1 + (n - 1) / 2)
@@ -172,7 +172,7 @@ def test_predicted_speed_is_over_the_fastest_plain_decoding() -> None:
 def test_each_kind_is_timed_with_the_other_one_running(
     writer: Callable[..., Written], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock is told: a layer's attention takes 2 ms, its MLP 3."""
+    """The clock is simulated: a layer's attention takes 2 ms, its MLP 3."""
     slot = writer("stock", TARGET, "fp32").slot("gated")
     every = tuple(range(slot.layers))
     left_out: list[SkipSet | None] = []

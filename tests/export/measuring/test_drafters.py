@@ -51,7 +51,7 @@ def swapped(tensors: Tensors) -> None:
 
 
 def other(tensors: Tensors) -> None:
-    """Of another model."""
+    """Make it a drafter of another model."""
     for name, values in tensors.items():
         tensors[name] = np.ascontiguousarray(values[::-1])
 
@@ -89,7 +89,7 @@ def test_the_share_of_the_models_tokens_that_it_can_guess_is_said(tmp_path: Path
 
 
 def test_first_guesses_are_compared_in_every_format(tmp_path: Path) -> None:
-    """What is written has the acceptance of the manifest; eight bits guess as the source does, noise does not."""
+    """The written format has the acceptance of the manifest; eight bits draft as the source does, noise does not."""
     found = exported(tmp_path, {}).methods["eagle"]
     said = re.search(r"by format, as written first: int4 (\d+)%, fp32 (\d+)%, int8 (\d+)%", found.notes or "")
     assert said is not None
@@ -199,7 +199,7 @@ def test_the_smallest_format_that_helps_is_said(
 def test_the_best_reading_is_said_where_it_helps(
     monkeypatch: pytest.MonkeyPatch, base: float, others: dict[str, float], expected: str
 ) -> None:
-    """Compared in float32, the reading at hand among them; each is written with its own settings, which do not stay."""
+    """All readings, including the current one, are compared in float32, with settings that do not persist."""
     readings = [Reading(words, (1, 2), {"raw": words == "two"}) for words in others]
     monkeypatch.setattr("edgespec.export.measuring.diagnose.other_readings", lambda *_: readings)
     made = trials(of("int8"), {("fp32", None): base, **others}, raw=False, kept=3)

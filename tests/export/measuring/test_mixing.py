@@ -65,7 +65,7 @@ def kl(exact: NDArray[np.float32], ours: NDArray[np.float32]) -> float:  # [R, v
 
 
 def mean_bits(index: Any) -> float:
-    """Of the weights of layers, by what the weight file holds."""
+    """Return the mean bits of the weights of layers, as stored in the weight file."""
     own = [entry for name, entry in index["matrices"].items() if ".layers." in name and not name.startswith("medusa")]
     sizes = [(entry["n"] * entry["k"], 4 if entry["kind"] == "q4" else 8) for entry in own]
     return sum(size * bits for size, bits in sizes) / sum(size for size, _ in sizes)
@@ -197,7 +197,7 @@ def test_a_bundle_is_what_was_chosen(tmp_path: Path, head: Any) -> None:
 def test_an_embedding_of_its_own_is_chosen_by_itself(
     checkpoint: Callable[[str], Path], tmp_path: Path, head: Any
 ) -> None:
-    """A part whatever the head's format is, stored as it was chosen; the planner counts its rows so."""
+    """The part is stored in its chosen format, for any format of the head; the planner counts its rows the same way."""
     folder = checkpoint("qwen2_untied")
     arch = open_model(folder, None)
     mixer = Mixer(arch, WeightChoice.of("int4", "rtn", head), "native", None, TEXT)

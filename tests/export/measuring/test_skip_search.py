@@ -68,7 +68,7 @@ class Recorded(SkipSearch):
 
 
 def test_a_search_that_finds_nothing_stops_and_says_so(scorer: tuple[Slot, ChainScorer]) -> None:
-    """Where a draft step costs nearly a whole one, no set pays, however many are tried."""
+    """If a draft step costs nearly a whole one, no set is faster, for any number of trials."""
     slot, chains = scorer
     dear = replace(COSTS, attention=0.01, mlp=0.01)
     told: list[tuple[int, int, str]] = []
@@ -81,7 +81,7 @@ def test_a_search_that_finds_nothing_stops_and_says_so(scorer: tuple[Slot, Chain
     assert done == of
     assert what.startswith("nothing pays: best 0.")
     assert what.endswith(f"after {search.stopped} of 64")
-    kept = Recorded(slot, chains, COSTS, 3)  # one that pays goes on
+    kept = Recorded(slot, chains, COSTS, 3)  # a search with a faster set continues
     assert kept.run(12).speedup >= 1
     assert kept.stopped is None or kept.stopped >= skip_search.PATIENCE
 
@@ -126,7 +126,7 @@ def test_an_interrupted_search_goes_on(tmp_path: Path, scorer: tuple[Slot, Chain
 
 
 def test_what_leaving_out_saves_is_timed(writer: Callable[..., Written], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sub-layers, planes and rows of the head, each from passes of its own."""
+    """Savings of sub-layers, planes and rows of the head, each timed in separate passes."""
     took = {(): 20.0, (6, 0): 14.0, (0, 6): 8.0, ("attention",): 18.0, ("mlp",): 17.0, ("head",): 16.0,
             (512,): 15.0, (256,): 14.5, (128,): 14.25}  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_what_leaving_out_saves_is_timed(writer: Callable[..., Written], monkeyp
 
 @pytest.mark.usefixtures("native")
 def test_three_choices_of_two_planes(writer: Callable[..., Written], tmp_path: Path) -> None:
-    """The search begins from high planes, goes on where it was interrupted, and is never slower than them."""
+    """The search begins from high planes, resumes after an interruption, and is never slower than them."""
     made = writer("native", TARGET, "int8")
     text, _ = read_calibration(None, made.arch.source.path / "none", TextCodec(made.arch.source.path))
     tokens = TextCodec(made.arch.source.path).encode(text)[:120]

@@ -106,7 +106,7 @@ def test_matrices_are_quantized_and_nothing_else(source: Path, tmp_path: Path) -
             unpack_levels(tensors[node.input[1]], facts["bits"]), scales, facts["K"], facts["bits"]
         )
         half_step = np.abs(scales).repeat(32, 1)[:, : facts["K"]] * 0.51 + 1e-6
-        clipped = np.abs(stands_for - exact) > half_step  # the largest of a block may lie beyond the last level
+        clipped = np.abs(stands_for - exact) > half_step  # the largest of a block may be beyond the last level
         assert clipped.mean() < 0.05
     np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
     assert not any(name.startswith("onnx::MatMul") and name.count(".") < 2 for name in tensors)  # no float copy stays
@@ -115,7 +115,7 @@ def test_matrices_are_quantized_and_nothing_else(source: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("answers", ["yes", "no yes", "no no"])
 def test_the_strict_graph_is_found_by_trying(source: Path, tmp_path: Path, answers: str) -> None:
-    """Attention's rows doubled, else a dummy row in every pass, else there is no strict mode."""
+    """It doubles attention's rows, else adds a dummy row in every pass; if neither works, strict mode is missing."""
     model, asked = OptimumModel.open(source, None), iter(answers.split())
     part = write_foreign(tmp_path, model.open_graph(), model.facts, WeightChoice.of("fp32", None, None)).part
     products = [
@@ -136,7 +136,7 @@ def test_the_strict_graph_is_found_by_trying(source: Path, tmp_path: Path, answe
 
 
 def test_products_inside_other_operators(tmp_path: Path) -> None:
-    """Whichever strict graph the export finds, methods write plain decoding's text by it."""
+    """Methods reproduce plain decoding's text with each strict graph that the export can choose."""
     folder = write_export(tmp_path / "export", CONFIG, SEED, einsum=True)
     export(folder, tmp_path / "bundle", format="fp32")
     engine = load(tmp_path / "bundle", threads=1)

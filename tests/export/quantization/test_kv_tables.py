@@ -1,4 +1,4 @@
-"""Tables for coded keys: what is learnt, that it is good and always the same, and the gate behind it."""
+"""Tables for coded keys: learned values, their quality, that they are reproducible, and the gate that follows."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_half_of_the_keys_are_turned_all_over_the_context(written: Callable[...,
     as_complex = keys[0, 1, 6, :half] + 1j * keys[0, 1, 6, half:]
     got = turned[0, 1, 6, :half] + 1j * turned[0, 1, 6, half:]
     np.testing.assert_allclose(got, as_complex * np.exp(1j * angle), atol=4e-3)
-    assert spread(keys, at + facts.context - 100, facts) is keys  # they stand all over it already
+    assert spread(keys, at + facts.context - 100, facts) is keys  # they already cover the range
 
 
 def test_either_kind_of_slot_will_do(written: Callable[..., Written]) -> None:

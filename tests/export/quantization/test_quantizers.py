@@ -240,7 +240,7 @@ def test_the_levels_of_a_model(
 
 
 def test_the_calibration_run_is_the_model(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    """Its first stream is the float32 source, whatever the second one sees."""
+    """Its first stream is the float32 source, regardless of the second stream's input."""
     arch = open_model(checkpoint("qwen2_untied"), None)
     rows = np.random.default_rng(5).integers(2, arch.facts.vocab, (2, 20))
 
@@ -300,7 +300,7 @@ def test_better_quantizers_are_nearer_to_the_source(tmp_path: Path) -> None:
             part = write_model(folder, arch, spec, chosen).part
         logits = open_slot(Model(folder, part, "plain", 2)).forward(text).logits
         lost[name, head] = float(np.square(logits - exact).mean())
-    # the tokens are random, unlike the text that gptq calibrates on: alone it is no better than mse there
+    # the tokens are random, unlike gptq's calibration text: without a head format it does not beat mse there
     assert lost["gptq", "int8"] < lost["mse", None] < lost["rtn", None]
     assert lost["gptq", None] < lost["rtn", None]
 

@@ -1,4 +1,4 @@
-"""The embedded encoder-decoders load in transformers, and their texts have the error rates that are said of them."""
+"""The embedded encoder-decoders load in transformers, and their texts have the documented error rates."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_spoken_digits(name: str) -> None:
 
 
 def test_a_widened_model_computes_the_same(tmp_path: Path) -> None:
-    """Twice as wide here: the embedded one, eight times as wide, is made by the same function."""
+    """It is twice as wide here; the same function makes the embedded one, which is eight times as wide."""
     small, factor = resolve("builtin:restore"), 2
     config = json.loads((small / "config.json").read_text("utf-8"))
     wide = {name: config[name] * factor for name in ("d_model", "d_ff", "num_heads")}

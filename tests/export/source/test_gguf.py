@@ -311,7 +311,7 @@ def split(file: Path, count: int) -> list[Path]:
 
 
 def test_parts_are_one_model(tmp_path: Path) -> None:
-    """Whichever part is named, and as a folder, beside a projector too."""
+    """Any part or the folder can be named, also if there is a projector."""
     truth = write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q8_0)
     parts = split(tmp_path / "model.gguf", 3)
     (tmp_path / "mmproj-model-f16.gguf").write_bytes(b"")
@@ -468,7 +468,7 @@ def test_damaged_files(tmp_path: Path) -> None:
 
 
 def test_damaged_bytes(tmp_path: Path) -> None:
-    """Whatever a header says, it is read or refused, and soon."""
+    """Any header is read or rejected, in short time."""
     file = tmp_path / "model.gguf"
     write_gguf(file, NAME)
     content, generator = file.read_bytes(), np.random.default_rng(1)

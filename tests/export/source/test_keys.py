@@ -1,4 +1,4 @@
-"""The table of keys is whole: whatever can stand in a model's files has a fate, and the right one."""
+"""The table of keys is complete: every key that a model's files can have is listed, with the right treatment."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def words(node: ast.AST) -> set[str]:
 
 
 def known_to(kind: type[Architecture]) -> set[str]:
-    """Give the texts in what reads an architecture's configuration: its classes, and functions beside them."""
+    """Return the source texts that read an architecture's configuration: its classes and related functions."""
     made = [part for part in (kind.states, kind.experts) if part is not None]
     parts = [type(part) for part in made]
     found = words(ast.parse(inspect.getsource(rope)))
@@ -112,7 +112,7 @@ def test_every_key_of_generation_config(transformers: Any) -> None:
 
 
 def test_every_key_of_quantization(transformers: Any) -> None:
-    """Of those that are converted; others are refused by their names."""
+    """The keys are those of methods that are converted; others are refused by name."""
     from transformers.utils import quantization_config as known
 
     kinds = (known.GPTQConfig, known.AwqConfig, known.FbgemmFp8Config, known.FineGrainedFP8Config,
@@ -122,7 +122,7 @@ def test_every_key_of_quantization(transformers: Any) -> None:
 
 
 def test_every_key_of_tokenizers(transformers: Any) -> None:
-    """Of those that are published in tests/data, and of transformers' own classes."""
+    """The keys are those of published tokenizers in tests/data, and of transformers' own classes."""
     base = transformers.PreTrainedTokenizerBase
     tree = ast.parse(textwrap.dedent(inspect.getsource(base.__init__)))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "kwargs.pop"]
@@ -193,7 +193,7 @@ def test_what_is_not_read_is_named(tmp_path: Path) -> None:
 def test_a_space_before_a_text_that_tokenizer_json_does_not_add(
     tmp_path: Path, pipeline: dict[str, Any], adds: bool
 ) -> None:
-    """transformers changes some tokenizers by this key, and here tokenizer.json alone decides."""
+    """transformers changes some tokenizers by this key, and here only tokenizer.json decides."""
     made = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     for name, part in pipeline.items():
         setattr(made, name, part)

@@ -64,7 +64,7 @@ def refused(folder: Path, *words: str, error: type[EdgespecError] = ExportError)
 @pytest.mark.parametrize("name", [NAME, "gpt2_default", "gemma_mqa", "bart"])
 @pytest.mark.parametrize("same", [True, False])
 def test_a_head_beside_a_tied_embedding(tmp_path: Path, name: str, same: bool) -> None:
-    """Transformers ties them only where they are equal, and says so where they are not."""
+    """Transformers ties them only if they are equal, and otherwise reports it."""
     folder = tmp_path / "model"
     if name == "bart":
         seq2seq.write_case(folder, name)

@@ -130,7 +130,7 @@ def test_groups_that_config_json_says_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("said", [None, "gptq", "gptq_v2"])
 def test_how_zero_points_are_stored(tmp_path: Path, symmetric: bool, first: bool, said: str | None) -> None:
-    """The file's own numbers say it, whatever its settings say; where they say it wrongly, at least an error does."""
+    """The file's numbers decide, not its settings; contradictions raise at least an error."""
     told: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": symmetric}
     hf.write_checkpoint(tmp_path, hf.CONFIGS["llama_tied_gqa"], 3)
     packer = packed.gptq(4, 32, symmetric=symmetric, first=first)

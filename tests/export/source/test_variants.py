@@ -132,7 +132,7 @@ def test_a_tensor_that_nothing_reads_is_refused(copied: Callable[[str], Path], n
 def test_layers_beyond_the_model_are_left_alone(
     copied: Callable[[str], Path], reference: Callable[[str], Reference]
 ) -> None:
-    """Some checkpoints carry a layer that predicts further tokens behind those of the decoder."""
+    """Some checkpoints carry a layer that predicts further tokens, after those of the decoder."""
     folder = copied("qwen3_tied")
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "model.layers.3.eh_proj.weight": np.zeros(4, np.float32)}, folder / "model.safetensors")

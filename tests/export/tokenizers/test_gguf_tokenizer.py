@@ -137,7 +137,7 @@ LARGE_VOCABULARY = "llama_untied_mha_llama3_legacy"
 
 def open_sentencepiece(folder: Path, **flags: bool) -> TextCodec:
     tokens, scores = vocabulary()
-    # the embedding has fewer rows than the vocabulary: only the tokenizer is looked at
+    # the embedding has fewer rows than the vocabulary: only the tokenizer is checked
     write_gguf(folder / "model.gguf", LARGE_VOCABULARY, tokenizer=sentencepiece(tokens, scores, **flags))
     return codec_of(folder / "model.gguf")
 

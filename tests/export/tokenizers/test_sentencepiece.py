@@ -1,4 +1,4 @@
-"""A converted sentencepiece model writes the tokens, and the text, of sentencepiece itself."""
+"""A converted sentencepiece model gives the same tokens and text as sentencepiece itself."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def score(pieces: Sequence[Any], tokens: Sequence[int]) -> float:
 
 
 def marked_and_rewritten(text: str, folded: bool) -> bool:
-    """Whether a character that NFKC rewrites, or that folding its case does, has a mark behind it."""
+    """Whether a character that NFKC or case folding rewrites is followed by a combining mark."""
 
     def rewritten(character: str) -> bool:
         return unicodedata.normalize("NFKC", character) != character or (folded and character.casefold() != character)
@@ -63,9 +63,9 @@ def marked_and_rewritten(text: str, folded: bool) -> bool:
 
 @pytest.mark.parametrize("kind", spm.KINDS)
 def test_tokens_and_text_are_those_of_sentencepiece(trained: Callable[..., bytes], tmp_path: Path, kind: str) -> None:
-    """Of two segmentations of one score either may be taken: sentencepiece adds scores in float32.
+    """Either of two segmentations with the same score may be chosen: sentencepiece adds scores in float32.
 
-    Left out is what the library's ``Precompiled`` cannot do: a sign that is rewritten and carries a combining mark.
+    The test leaves out a case that the library's ``Precompiled`` cannot handle: a rewritten sign with a combining mark.
     """
     file = tmp_path / "tokenizer.model"
     file.write_bytes(trained(kind))
@@ -88,7 +88,7 @@ def test_tokens_and_text_are_those_of_sentencepiece(trained: Callable[..., bytes
 
 
 def test_a_capital_letter_loses_its_mark_where_case_is_folded(trained: Callable[..., bytes], tmp_path: Path) -> None:
-    """What the page says that the tokenizers library cannot do: once it can, the page is to be mended."""
+    """The page lists this as a limit of the tokenizers library: once it is fixed there, the page must change."""
     (file := tmp_path / "tokenizer.model").write_bytes(trained("unigram_folded"))
     described = describe_sentencepiece(file, read_sentencepiece(file), {})
     tokenizer = Tokenizer.from_str(json.dumps(described))
@@ -182,7 +182,7 @@ def test_runs_of_spaces_as_symbols(opened: Callable[..., TextCodec]) -> None:
 
 
 def test_the_prefix_of_sections(trained: Callable[..., bytes], opened: Callable[..., TextCodec]) -> None:
-    """Legacy tokenizers put a space before every section between special tokens, others before the text alone."""
+    """Legacy tokenizers put a space before every section between special tokens, others only before the text."""
     reference = sentencepiece.SentencePieceProcessor(model_proto=trained("llama"))
     word = reference.encode("word")
     old = opened(trained("llama"))

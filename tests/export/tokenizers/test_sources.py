@@ -1,4 +1,4 @@
-"""Tokenizers of encoder-decoders beside those of transformers, and what stands around their texts."""
+"""Tokenizers of encoder-decoders compared with those of transformers, and the tokens around their texts."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_fairseqs_numbers(tmp_path: Path, pieces: Callable[..., bytes], name: st
 @transformers
 @pytest.mark.parametrize("name", ["T5Tokenizer", "PegasusTokenizer"])
 def test_sentinels(tmp_path: Path, pieces: Callable[..., bytes], name: str) -> None:
-    """T5's stand behind the pieces, Pegasus's before them; transformers opens what is written."""
+    """T5's sentinels come after the pieces, Pegasus's before them; transformers opens the written files."""
     from transformers import T5Tokenizer
 
     model = pieces("unigram", 500, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)

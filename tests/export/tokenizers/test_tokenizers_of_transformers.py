@@ -1,4 +1,4 @@
-"""What the installed transformers makes of the same files; without it, sentencepiece and our own say what is right."""
+"""Compare with the installed transformers on the same files; without it, with sentencepiece and our own reader."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_vocabulary_and_merges(tmp_path: Path, name: str, model_type: str) -> No
 
 
 def test_sentencepiece(tmp_path: Path) -> None:
-    """Of tokenizers that are not legacy.  Of legacy ones, transformers 5 drops the space that begins a text."""
+    """Only tokenizers that are not legacy: transformers 5 drops the space that begins a text of legacy ones."""
     from transformers import AutoTokenizer
 
     (tmp_path / "tokenizer.model").write_bytes(spm.train("llama"))

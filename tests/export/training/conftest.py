@@ -42,7 +42,7 @@ def target(model: Path, torch: Any) -> Any:
 
 @pytest.fixture
 def fresh_accelerate(torch: Any) -> Iterator[None]:
-    """Every training chooses its precision anew, as in a process of its own."""
+    """Let every training choose its precision again, as in a new process."""
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(True)

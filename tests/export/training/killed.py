@@ -3,9 +3,9 @@
     python -m tests.export.training.killed MODEL OUTPUT METHOD PAIRS SEED
 
 The processes are forks of this one, so that torch is loaded once.  A moment is a number of function calls, so that it
-does not depend on how busy the machine is.  The first of a pair begins anew and is killed in one of ``STAGES``, which
-take turns, at a random moment of it; the second goes on from there until any moment.  Whenever a training has come to
-its end, the finished files must be there, and be those of a training that nothing interrupted.
+does not depend on how busy the machine is.  The first of a pair starts from the beginning and is killed in one of
+``STAGES``, which take turns, at a random moment of it; the second continues from there until any moment.  Whenever a
+training has completed, the finished files must exist, and equal those of a training without interruptions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STAGES = {
 
 
 def trained(options: Any, after: int | None, counted: Path | None = None) -> bool:
-    """Train in a fork that kills itself after so many function calls -> whether it was done before.
+    """Train in a fork that kills itself after ``after`` function calls -> whether it finished before.
 
     ``counted``: a file that gets the number of calls at which each stage began, and of all.
     """

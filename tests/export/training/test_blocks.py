@@ -74,7 +74,7 @@ def test_a_guess_in_training_is_a_guess_in_use(
 
 
 def streams(target: Any, tokens: Any, tapped: Sequence[int]) -> Any:
-    """Return the residual stream after so many layers, before any norm, [T, taps * hidden]."""
+    """Return the residual stream at each boundary, before any norm, [T, taps * hidden]."""
     found: list[Any] = []
     hook = target.norm.register_forward_pre_hook(lambda _, given: found.append(given[0]))
     *states, _ = target.tapped(tokens, tapped)

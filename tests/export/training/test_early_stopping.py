@@ -1,4 +1,4 @@
-"""A training that ends by itself, and files in the layouts of other programs."""
+"""Training that stops automatically, and files in the layouts of other programs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_rate_rises_stays_and_falls_to_the_end(torch: Any) -> None:
 
 
 def test_what_looks_say(torch: Any) -> None:
-    """Tokens that grow with the logarithm of the time go on so; those that do not grow are worth nothing."""
+    """A curve that grows with the logarithm of time is extrapolated; a flat one predicts no gain."""
     from edgespec.export.training.early_stopping import curve
 
     growing = course(*(1 + 0.2 * math.log(30 * at) for at in range(1, 11)))
@@ -118,7 +118,7 @@ LEFT_OUT = {"d2t", "t2d", "verifier_lm_head.weight"}
 
 
 def expected_keys(method: str, layout: str, theirs: set[str]) -> set[str]:
-    """Names of tensors that the other program's loader looks for."""
+    """Return the names of tensors that the other program's loader expects."""
     if method == "mtp":  # of the target's kind, which has no norms of heads
         theirs = {name for name in theirs if not name.endswith(("q_norm.weight", "k_norm.weight"))}
     if layout == "speculators":
@@ -183,7 +183,7 @@ def check_sglang(method: str, config: dict[str, Any], tensors: Any, tapped: tupl
         assert tensors["markov_head.markov_w2.weight"].shape == (config["vocab_size"], config["markov_rank"])
 
 
-@pytest.mark.nightly  # their package, in an environment of its own
+@pytest.mark.nightly  # their package, in a separate environment
 @pytest.mark.parametrize("kind", ["qwen3_tied", "llama_tied_gqa"])
 def test_speculators_load_what_is_written(torch: Any, tmp_path: Path, kind: str) -> None:
     """Every tensor, and what is missing is a copy of the target's; of layers for multi-token prediction only Qwen's."""
@@ -204,7 +204,7 @@ def test_speculators_load_what_is_written(torch: Any, tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("own", [False, True])
 def test_heads_are_in_the_layout_of_their_authors(target: Any, tmp_path: Path, own: bool) -> None:
-    """Each with an LM head of its own, as their code reads them: the model's, where none was trained."""
+    """Each has an LM head, as the authors' code expects: the model's, if none was trained."""
     folder = finished(target, tmp_path, method="medusa", layout="medusa", own_lm_heads=own)
     tensors = load_file(folder / "medusa_lm_head.safetensors")
     parts = ("0.linear.weight", "0.linear.bias", "1.weight")
@@ -217,7 +217,7 @@ def test_heads_are_in_the_layout_of_their_authors(target: Any, tmp_path: Path, o
 
 
 class Stopped(Exception):
-    """What stops a training."""
+    """Raised to stop a training."""
 
 
 def test_one_that_ends_by_itself_goes_on_where_it_was(

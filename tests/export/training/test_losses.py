@@ -19,13 +19,13 @@ from tests.support.eagle import Reference
 
 pytestmark = pytest.mark.usefixtures("torch")
 
-LENGTHS = [11, 7]  # of two texts; what stands behind the second one's end must not matter
+LENGTHS = [11, 7]  # of two texts; padding after the second one's end must not matter
 TOKENS = np.random.default_rng(5).integers(2, 150, (2, 11))
 Array = NDArray[np.float64]
 
 
 def asked(**options: Any) -> TrainOptions:
-    """Of a training, whatever is trained."""
+    """Return the options of a training, for any method."""
     return TrainOptions("medusa", "", Path(), **options)
 
 
@@ -56,14 +56,14 @@ def log_softmax(logits: Array) -> Array:
 
 
 def kl_or_lk(wanted: Array, guess: Array, loss: str) -> float:
-    """Of probabilities and log-probabilities [vocab]; lk: arXiv 2602.23881, 4.4."""
+    """Compute a loss from probabilities and log-probabilities [vocab]; lk: arXiv 2602.23881, 4.4."""
     kl, overlap = -(wanted * guess).sum(), np.minimum(wanted, np.exp(guess)).sum()
     share = np.exp(-3 * overlap) if loss == "lk" else 1.0
     return float(share * kl + (1 - share) * (1 - overlap))
 
 
 def mean_loss(logits: Array, model: Array, ahead: int, loss: str) -> float:  # [B, T, vocab] both
-    """Of guesses at the token behind the next one and ``ahead`` more, over both texts."""
+    """Compute the mean loss of predictions of the token ``ahead`` + 1 after the next one, over both texts."""
     losses = []
     for text, length in enumerate(LENGTHS):
         for at in range(min(length, logits.shape[1])):
@@ -259,8 +259,10 @@ def windows() -> Windows:
 
 
 def shares_by_rank(logits: Array, wanted: NDArray[np.int64], texts: Windows, start: int, ahead: int) -> list[float]:
-    """Share of positions where the guess of each rank is right: logits [B, <= T, vocab], wanted [B, T]; positions
-    with fewer than ``ahead`` tokens of the text behind them do not count."""
+    """Compute the share of positions where the prediction of each rank is right.
+
+    logits [B, <= T, vocab], wanted [B, T]; positions followed by fewer than ``ahead`` tokens of the text do not count.
+    """
     from edgespec.export.training.save import RANKS
 
     hits, count = np.zeros(RANKS), 0

@@ -1,4 +1,4 @@
-"""An interrupted training goes on, alone or in several processes."""
+"""An interrupted training continues, in one or several processes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_finished_heads_are_not_lost(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"already there(.|\n)*--overwrite"):
         state.begin(ARGUMENTS, restart=False, overwrite=False)
     assert state.begin(ARGUMENTS, restart=False, overwrite=True) is False
-    assert state.begin(ARGUMENTS, restart=False, overwrite=False) is True  # it goes on
+    assert state.begin(ARGUMENTS, restart=False, overwrite=False) is True  # it continues
     assert (tmp_path / "o" / DESCRIPTION).read_text() == "{}"  # until the new ones are there
 
 
@@ -157,7 +157,7 @@ def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, pairs: i
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize("nodes, more", [(1, ()), (2, ()), (1, ("--fsdp",))], ids=["processes", "nodes", "fsdp"])
 def test_two_processes(model: Path, tmp_path: Path, nodes: int, more: tuple[str, ...]) -> None:
-    # `accelerate launch --cpu` starts one process however many are asked for, unless there is MPI: torchrun starts two
+    # `accelerate launch --cpu` always starts one process, unless there is MPI: torchrun starts two
     launch: tuple[object, ...] = "-m", "torch.distributed.run", "--nproc_per_node", 2 // nodes, "--nnodes", nodes
     with socket.create_server(("127.0.0.1", 0)) as free:
         meet = "--master_addr", "127.0.0.1", "--master_port", free.getsockname()[1], "--node_rank"
@@ -167,7 +167,7 @@ def test_two_processes(model: Path, tmp_path: Path, nodes: int, more: tuple[str,
             pool.submit(python, *launch, *meet, node, *command, cwd=tmp_path, ACCELERATE_USE_CPU="1")
             for node in range(nodes)
         ]
-    found = json.loads(runs[0].result().stdout)  # of the main process alone
+    found = json.loads(runs[0].result().stdout)  # only from the main process
     assert [run.result().stdout for run in runs[1:]] == [""] * (nodes - 1)
     assert found["training"]["processes"] == 2
     launch = "-m", "accelerate.commands.launch", "--cpu", "--num_processes", 1, "-m", "edgespec"

@@ -1,4 +1,4 @@
-"""Texts that the target writes itself, each against whole passes of the model over them."""
+"""Texts that the target generates, each compared with whole passes of the model over it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def likeliest(target: Any, torch: Any, texts: Windows) -> Any:
 
 
 def check_ends(target: Any, texts: Windows, begin: int, length: int) -> int:
-    """Check that ``texts`` end after the first EOS behind ``begin`` or have ``length`` tokens; return how many end."""
+    """Check that ``texts`` end after the first EOS from ``begin`` on or have ``length`` tokens; count those ended."""
     ended = 0
     for row, count in zip(texts.tokens.tolist(), texts.lengths.tolist(), strict=True):
         ends = [at for at in range(begin, count) if row[at] in target.source.eos]

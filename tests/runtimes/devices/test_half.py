@@ -103,14 +103,14 @@ def test_what_is_float16_and_what_is_not(made: Callable[..., Any], name: str) ->
     assert not operators & {"GroupQueryAttention", "RotaryEmbedding", "QuickGelu", "Gelu", "Relu"}
     assert not {node.op_type for node in half} & {"Add", "RMSNormalization", "LayerNormalization", "Gather"}
     assert sum(node.op_type == "GroupQueryAttention" for node in half) == layers
-    # of products with weights the last one alone is float32
+    # of products with weights only the last one is float32
     weights = {tensor.name for tensor in proto.initializer}
     assert sum(node.op_type in PRODUCTS and node.input[1] in weights for node in full) == 1
     assert sum(node.op_type in PRODUCTS for node in half) >= 4 * layers
 
 
 def kinds(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, int]]:
-    """Nodes that read floating-point numbers, but for Cast, and of which kind: no node may read both."""
+    """List nodes, except Cast, that read floating-point numbers, and the type: no node may read both types."""
     floats = TensorProto.FLOAT, TensorProto.FLOAT16
     kind = {value.name: value.type.tensor_type.elem_type for value in graph.input}
     kind |= {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -206,7 +206,7 @@ def test_every_method_writes_plain_decodings_text(engine: Engine, name: str) -> 
 
 
 def having(part: ModelPart, *precisions: Precision) -> ModelPart:
-    """Return ``part`` with those of its device graphs alone that are in ``precisions``."""
+    """Return ``part`` with only those of its device graphs that are in ``precisions``."""
     graphs = {name: g for name, g in part.graphs.items() if g.device == "cpu" or g.precision in precisions}
     return part.model_copy(update={"graphs": graphs})
 
@@ -258,7 +258,7 @@ def test_float32_can_be_asked_for(bundle: Path, on_host: None) -> None:
 
 
 def test_how_float16_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph that is run for it is the one that it is said to be."""
+    """The graph that is run for the trial is the documented one."""
     io = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [2]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "half", io[:1], io[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

@@ -165,7 +165,7 @@ def test_hidden_states_cross_row_by_row(made: Made, reference: Callable[[str], R
     assert hidden is not None
     assert len(hidden) == 9
     passed = model.crossed.to_host
-    assert passed - before < 9 * 400  # the likeliest tokens alone
+    assert passed - before < 9 * 400  # only the likeliest tokens
     row = hidden[3:4].copy()
     assert model.crossed.to_host - passed == 4 * facts.hidden
     np.testing.assert_array_equal(row, np.asarray(hidden)[3:4])

@@ -103,7 +103,7 @@ def faulty(bundle: Path, folder: Path, fault: str, precision: Precision) -> Host
 def test_faults_are_noticed(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, precision: Precision
 ) -> None:
-    """By the comparison with the CPU, or by that of passes: tolerances must lie between roundings and faults."""
+    """The comparison with the CPU or that of passes finds it: tolerances must be between rounding and faults."""
     monkeypatch.setattr(opening, "driver", lambda: "host")
     model = faulty(bundle, tmp_path / "copy", fault, precision)
     found = golden_step(model.folder, model.part, model, 1)
@@ -122,7 +122,7 @@ def test_faults_are_noticed(
 
 @pytest.fixture
 def usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend that device webgpu is there."""
+    """Pretend that device webgpu exists."""
     monkeypatch.setattr(opening, "require_device", lambda _: None)
     monkeypatch.setattr(opening, "driver", lambda: "a driver that crashes")
 
@@ -143,7 +143,7 @@ def test_a_driver_that_crashes_or_hangs(
     monkeypatch.setattr(opening, "COMMAND", (sys.executable, "-c", program))
     monkeypatch.setattr(opening, "SECONDS", seconds)
     before = opening._known()
-    for _ in range(2):  # a crash is no success to remember
+    for _ in range(2):  # a crash must not be remembered as a success
         with pytest.raises(DeviceError, match="device webgpu: a trial") as error:
             load(bundle, device="webgpu")
         assert said in str(error.value)

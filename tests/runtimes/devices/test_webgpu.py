@@ -1,6 +1,7 @@
 """The real WebGPU provider: on a GPU, or on software Vulkan (docs/devices.md has the recipe).
 
-In float32, and with float16 activations where the adapter has shaders for them; where not (SwiftShader), what is said.
+It runs in float32, and with float16 activations if the adapter has shaders for them.  Otherwise (SwiftShader) the error
+message is tested.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ TOKENS = 20  # software Vulkan takes a second for a dozen passes
 
 @pytest.fixture(scope="module")
 def bundles(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Precision], Path]:
-    """Precision -> a float32 bundle, or an int4 one that has float16 graphs, too."""
+    """Precision -> a float32 bundle, or an int4 one that also has float16 graphs."""
     known: dict[Precision, Path] = {}
 
     def get(precision: Precision) -> Path:

@@ -1,4 +1,4 @@
-"""Files and folders that are written are there whole or not at all; what a killed process left is removed later."""
+"""Files and folders are written atomically; leftovers of a killed process are removed later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes of several sequences that run as one give each of them the bits that it gets alone."""
+"""Passes of several sequences that run as one give each of them the bits of a separate pass."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_output(output: Output, expected: Output, best: bool) -> None:
 
 @pytest.mark.parametrize("best", [False, True])
 def test_chains_and_trees_of_sequences_of_any_length(model: Model, best: bool) -> None:
-    """Rounds of four sequences, one of them long enough to be cut into splits, in a batch and each alone."""
+    """Rounds of four sequences, one of them long enough to be cut into splits, in a batch and separately."""
     rng = np.random.default_rng(1)
     lengths = (3, 700, 40, 129)
     batch = NativeBatch(model, len(lengths))

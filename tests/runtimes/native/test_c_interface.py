@@ -122,7 +122,7 @@ def test_heads_and_parts(tmp_path: Path) -> None:
         native.keep([0, 1])  # heads leave the rows of the pass as they were
         slot.forward(np.array(TREE))
         slot.keep([0, 1])
-        # the first layer alone, then the others from its hidden states
+        # only the first layer, then the others from its hidden states
         gates = np.zeros(native.facts.gates, np.uint8)
         gates[[0, 1, 2 * layers, 2 * layers + 2]] = 1
         gates[2 * layers + 4 + len(made.part.heads) :] = 1
@@ -308,7 +308,7 @@ def test_the_example_writes_the_tokens_of_python(engines: Callable[..., Engine],
 
 
 def given(slot: NativeSlot) -> dict[str, np.ndarray]:
-    """Copy what the last pass of a slot was given, but for what it wrote there."""
+    """Copy the inputs of a slot's last pass, without its outputs."""
     return {name: bound.array.copy() for name, bound in slot._bound.items() if name in NODE}
 
 

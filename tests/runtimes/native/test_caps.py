@@ -74,7 +74,7 @@ def test_windows_in_every_format(weighing: Weighing, window: int) -> None:
 
 @pytest.mark.parametrize("cap", [1.5, 30.0])
 def test_caps_in_every_format(weighing: Weighing, cap: float) -> None:
-    """The weights give all scores but for what they have in common: one number that must fit all tokens."""
+    """The weights determine all scores up to a common constant: one number that must fit all tokens."""
     whole, capped = weighing(), weighing(cap=cap)
     for row in range(0, 20, 4):
         n = TOKENS - 20 + row + 1
@@ -95,7 +95,7 @@ def test_caps_in_every_format(weighing: Weighing, cap: float) -> None:
 
 
 def test_drafts_of_a_window_and_a_cap_change_no_other_row(tmp_path: Path) -> None:
-    """Codes beside float16 keys: passes that do not read them have the bits of a cache without them."""
+    """Codes in addition to float16 keys: passes that do not read them have the bits of a cache without them."""
     kv = FORMATS["f16 drafts by nomad1"]
     x = np.random.default_rng(4).standard_normal((TOKENS, width_of(*SHAPE))).astype(np.float32)
     both = attention(tmp_path, window=50, cap=4, shape=SHAPE, kv=kv, tables=tables_of("nomad1"), tokens=256)

@@ -1,4 +1,4 @@
-"""Other systems and another compiler: Windows under wine, arm64 under qemu, clang beside GCC: same bits, same texts."""
+"""Other systems and another compiler: Windows under wine, arm64 under qemu, clang and GCC: same bits, same texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
 
 @pytest.fixture(scope="module")
 def hashes(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of every kernel, as the host's compiler made them."""
+    """Hash the outputs of every kernel, as the host's compiler built them."""
     program = build(tmp_path_factory.mktemp("host"), host_compiler() or "c++", host_isas())
     return program.run("hash", program.isas[-1])
 

@@ -1,4 +1,4 @@
-"""The native operator by hand: what it refuses, in words.  Nothing ends the process."""
+"""The native operator by hand: inputs that it rejects, with messages.  Nothing ends the process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_plan_out_of_range(raw: Raw, line: int, row: int, value: int, message:
 
 
 def test_rows_that_see_more_than_there_is_room_for(raw: Raw) -> None:
-    """Each place is there, but two rows have the same: they count as if they lay one after the other."""
+    """Each place exists, but two rows have the same one: they count as if they were consecutive."""
     feeds = raw.feeds([5, 6, 7])
     feeds["plan"][POSITION], feeds["plan"][VISIBLE], feeds["plan"][PLACE] = 5, 127, 127
     with pytest.raises(Exception, match="row 1 sees more tokens than its cache holds"):
@@ -99,7 +99,7 @@ FIT = "KV formats that do not fit together"
         (RING, 8, "a ring of whole tiles"),
         (RING, -16, "a ring of whole tiles"),
         (RING, 1 << 25, "a ring of whole tiles"),
-        (RING, 1 << 20, "of a cache of 0 tokens"),  # the ring alone is larger than the cache
+        (RING, 1 << 20, "of a cache of 0 tokens"),  # the ring itself is larger than the cache
     ],
 )
 def test_controls_out_of_range(raw: Raw, at: int, value: int, message: str) -> None:

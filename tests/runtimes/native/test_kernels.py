@@ -47,7 +47,7 @@ BOUNDS = {
     **{f"linear_{kind}": 1.2e-7 for kind, spec in KINDS.items() if spec.size},
     **{f"linear_{kind}": 2e-7 for kind in (*GGML, *HALVES)},
     "linear_mxfp4": 1.6e-6,  # scales of which some are powers far from the others
-    "linear_p8": 2e-4,  # of the high plane alone, whose middle is rounded in every block
+    "linear_p8": 2e-4,  # of only the high plane, whose middle is rounded in every block
     "linear_c8": 8e-8,
     "linear_f32": 2e-7,
     "exponential": 6e-7,  # -10 <= x <= 0
@@ -108,7 +108,7 @@ def program(folder: Path) -> Program:
 def sanitized(folder: Path, program: Program) -> dict[str, Program]:
     """Build the selftest and the fuzzers with the address and undefined-behaviour sanitizers.
 
-    Of the instruction sets the specification and the best: they are most of what is compiled.
+    Only two instruction sets are built, the scalar specification and the best one: they are most of the code.
     """
     compiler, place = host_compiler() or "c++", folder / "sanitized"
     place.mkdir()
@@ -121,7 +121,8 @@ def sanitized(folder: Path, program: Program) -> dict[str, Program]:
     beside = (*FUZZERS, *C_INTERFACE)
     objects = compiled(place, compiler, (*OPERATOR, *beside), (f"isa_{program.isas[-1]}",), flags)
     shared, own_parts = objects[: len(OPERATOR)], dict(zip(beside, objects[len(OPERATOR) :], strict=True))
-    # the selftest's own parts as they are: what they hand to the kernels lies in memory that the sanitizer watches
+    # the selftest's own parts are not instrumented: the sanitizer still watches the memory that they pass to the
+    # kernels
     parts = {"selftest": [str(program.path.parent / f"{name}.o") for name in PARTS]}
     parts |= {name: [own_parts[name]] for name in FUZZERS} | {"damaged": [own_parts[name] for name in C_INTERFACE]}
     return {name: linked(place / name, compiler, [*shared, *own], flags) for name, own in parts.items()}
@@ -210,7 +211,7 @@ def test_kernels_under_sanitizers(sanitized: dict[str, Program], hashes: str) ->
 @pytest.mark.nightly
 @pytest.mark.parametrize("name, count", [("fuzz_program", 200), ("fuzz_inputs", 200), ("fuzz_cache", 100)])
 def test_what_strangers_give_under_sanitizers(sanitized: dict[str, Program], name: str, count: int) -> None:
-    """Kept inputs, and some that are made up: they run or are refused in words (tests/fuzz/README.md)."""
+    """Kept and generated inputs run or are rejected with a message (tests/fuzz/README.md)."""
     kept = sorted(str(path) for path in (TESTS / "corpus" / name).iterdir())
     assert sanitized[name].run("7", str(count), *kept).startswith(f"ok, {count} inputs and {len(kept)} files, ")
 
@@ -314,7 +315,7 @@ def test_attention_of_the_smallest_heads(program: Program) -> None:
 def test_a_device_gets_the_program_and_loses_it(
     program: Program, device: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, words: Any
 ) -> None:
-    """Stand-ins take adb's and ssh's words and do them in a folder of this machine."""
+    """Fake adb and ssh commands run in a folder of this machine."""
     place, names = tmp_path / "place", {"adb": "/data/local/tmp", "ssh": "/tmp"}
     place.mkdir()
     scripts = {

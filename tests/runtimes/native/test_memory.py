@@ -1,4 +1,4 @@
-"""Cross-attention over memories and biases by distance, by hand: against numpy, and bit for bit beside each other."""
+"""Cross-attention over caches and biases by distance, by hand: against numpy, and bit for bit in any batch."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_against_numpy(tmp_path: Path, keys: KeyFormat, values: ValueFormat, tol
     stack = Stack(tmp_path, keys, values, both)
     for n, seen in ((1, 1), (7, 33), (150, 700)) if not both else ((1, 3), (170, 129), (600, 1100)):
         x, memory = random(n, seed=n), random(seen, seed=seen)
-        stack.fill(1, random(ROOM, seed=5, scale=9))  # what was there before is not seen
+        stack.fill(1, random(ROOM, seed=5, scale=9))  # the old contents are not seen
         stack.fill(1, memory)
         found = stack.run(whole(n) if both else Rows.chain(n), x, 1, seen)
         expected = stack.expected(x, memory)
@@ -133,7 +133,7 @@ def test_bits_do_not_depend_on_what_stands_beside(tmp_path: Path, keys: KeyForma
     numbers = np.repeat(np.arange(3), 40)
     found = stack.run(together, np.tile(x, (3, 1)), numbers, np.array(lengths)[numbers])
     np.testing.assert_array_equal(found, np.concatenate(one))
-    # a tree, whose rows lie elsewhere than they stand: 30 to 33 is the path 0, 2, 3, 5
+    # a tree, whose rows are stored out of order: 30 to 33 is the path 0, 2, 3, 5
     parents, path = [-1, 0, 0, 2, 1, 3], [0, 2, 3, 5]
     rows = random(6, seed=2)
     rows[path] = x[30:34]

@@ -71,7 +71,7 @@ def test_moves_come_before_the_pass(written: Write) -> None:
     for slot in (0, 1):
         plain.run(plain.feeds(tokens, 0, slot))
         feeds = raw.feeds(tokens, 0, slot)
-        feeds["plan"][PLACE, 3:] = [100, 101]  # the last two stand elsewhere, and are moved
+        feeds["plan"][PLACE, 3:] = [100, 101]  # the last two are stored out of order, and are moved
         raw.run(feeds)
     moves = {"moves": np.array([[1, 100, 3], [1, 101, 4]])}
     alone = raw.run(raw.feeds([10, 11], 5, 0))[0]

@@ -1,4 +1,4 @@
-"""Programs of newer steps that the native operator refuses, in words; nothing ends the process."""
+"""Programs with newer steps that the native operator rejects with a message; nothing ends the process."""
 
 from __future__ import annotations
 

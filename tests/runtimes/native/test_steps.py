@@ -201,7 +201,7 @@ def test_glu(tmp_path: Path, fn: str, kind: Kind) -> None:
 @pytest.mark.parametrize("kind", ["f32", "q8"])
 @pytest.mark.parametrize("fn", FUNCTIONS)
 def test_an_activation_that_is_made_with_its_matrix(tmp_path: Path, fn: str, kind: Kind) -> None:
-    """A gate alone has the bits of a matrix, the activation behind it, and what a matrix reads of that."""
+    """A gate without up has the bits of a matrix, then the activation, then a matrix's input made from that."""
     weights, form = Weights(), "f32" if kind == "f32" else "q4"
     w, bias = weights.matrix(random(INNER, WIDTH, seed=1, scale=0.2), kind), weights.vector(random(INNER, seed=4))
     back = weights.matrix(random(WIDTH, INNER, seed=3, scale=0.2), kind)

@@ -30,7 +30,7 @@ FORMATS = {
     "codes beside": KvFormat("f16", "f16", codes="int4", draft_window=64, sinks=4),
     "codes of nomad": KvFormat("f32", "int8", codes="nomad2"),
 }
-# before a block of 128, on it and behind it; of 32 values that share a step; of 512 tokens that are summed apart
+# before, on and after a block of 128; of 32 values that share a step; of 512 tokens that are summed separately
 DEPTHS = (0, 1, 3, 15, 30, 31, 32, 33, 62, 95, 110, 120, 125, 127, 128, 129, 150, 200, 255, 383, 508, 511, 512, 513)
 
 
@@ -115,7 +115,7 @@ def test_rows_of_trees_are_those_of_chains(tmp_path: Path, name: str, window: in
 
 @pytest.mark.parametrize("name", ["f16", "int8", "int4", "nomad1"])
 def test_tree_upon_tree(tmp_path: Path, name: str) -> None:
-    """What is kept of one is what the next sees: nothing else is written, from the first token on."""
+    """The next tree sees the kept rows of the one before; nothing else is written, from the first token on."""
     beside = Beside(pair(tmp_path, FORMATS[name], 1024), width_of(*SHAPE), seed=7)
     while beside.past < 400:
         beside.tree(random_tree(beside.random, int(beside.random.integers(1, 17))))
@@ -125,7 +125,7 @@ def test_tree_upon_tree(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 16), (5, 5, 64), (40, 1, 8), (14, 2, 64), (4, 4, 256)])
 @pytest.mark.parametrize("name", ["f32", "int8", "nomad2"])
 def test_heads_of_any_number_and_size(tmp_path: Path, name: str, shape: tuple[int, int, int]) -> None:
-    """Rows of one path that attention takes in different groups, and queries of one row in different calls."""
+    """Rows of one path that attention processes in different groups, and queries of one row in different calls."""
     beside = Beside(pair(tmp_path, FORMATS[name], 640, shape), width_of(*shape), seed=sum(shape))
     for depth in (0, 28, 124, 130, 250, 380):
         beside.fill(depth)
@@ -136,7 +136,7 @@ def test_heads_of_any_number_and_size(tmp_path: Path, name: str, shape: tuple[in
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_long_texts(tmp_path: Path, name: str) -> None:
-    """Parts of the text that are summed apart, all KV heads by one thread."""
+    """Parts of the text that are summed separately, all KV heads by one thread."""
     kv = FORMATS[name]
     beside = Beside(pair(tmp_path, kv, 2432), width_of(*SHAPE), kv.codes is not None, seed=1)
     for depth in (1990, 2040, 2047, 2048, 2100):
@@ -147,7 +147,7 @@ def test_long_texts(tmp_path: Path, name: str) -> None:
 
 
 def test_hypotheses_are_chains_where_they_belong(tmp_path: Path) -> None:
-    """Rows that see a part of the text and lie behind it, in any order of places."""
+    """Rows that see a part of the text and are stored after it, in any order."""
     beside = Beside(pair(tmp_path, FORMATS["int8"], 640), width_of(*SHAPE))
     beside.fill(300)
     random = np.random.default_rng(5)

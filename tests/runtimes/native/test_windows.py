@@ -119,7 +119,7 @@ def test_chains(tmp_path: Path, window: int) -> None:
     x, scale = text(LENGTH), 0.4
     found = fill(attention(tmp_path, window=window, scale=scale), x, [1, 128, 3, 17, 64])
     close(found, Expected(window, scale=scale).run(Rows.chain(LENGTH), x))
-    for threads in (1, 2):  # bit for bit the same, whatever runs beside a row
+    for threads in (1, 2):  # bit for bit the same, with any other rows
         node = attention(tmp_path, window=window, scale=scale, threads=threads)
         np.testing.assert_array_equal(fill(node, x, [1] if threads == 1 else [40, 3]), found)
 
@@ -133,7 +133,7 @@ def test_caps_of_chains(tmp_path: Path, window: int, cap: float) -> None:
     assert np.abs(found - Expected(window, 0, 0.8).run(Rows.chain(400), x)).max() > 0.01
 
 
-# twelve deep, with siblings between and beside: row 1 to 4 are neighbours of the cache, the others are not
+# twelve deep, with siblings in between: row 1 to 4 are neighbours of the cache, the others are not
 TREE = [ROOT, 0, 1, 2, 0, 4, 3, 6, 7, 8, 5, 9, 10, 11, 12, 13, 15, ROOT, 17]
 
 
@@ -160,7 +160,7 @@ def test_trees(tmp_path: Path, window: int, past: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 3, 64, 200])
 def test_hypotheses(tmp_path: Path, window: int) -> None:
-    """Rows that see less than what is there stand elsewhere than their positions say."""
+    """Rows that see less than the whole text have cache slots different from their positions."""
     past = 300
     before = text(past, 4)
     node, expected = attention(tmp_path, window=window), Expected(window)

@@ -1,4 +1,4 @@
-"""Huge pages: only what was allocated meanwhile is moved to them."""
+"""Huge pages: only memory that was allocated while opening is moved to them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def test_only_large_resident_pieces_that_are_new() -> None:
         ((20 * MIB, 30 * MIB), 10 * MIB),  # new
         ((32 * MIB, 35 * MIB), 3 * MIB),  # small
         ((36 * MIB, 60 * MIB), 24 * MIB),  # an old one between two new pieces
-        ((100 * MIB, 200 * MIB), 50 * MIB),  # half of it reserved alone
+        ((100 * MIB, 200 * MIB), 50 * MIB),  # half of it is only reserved
     ]
     assert new_spans(now, old) == [(20 * MIB, 30 * MIB), (36 * MIB, 40 * MIB), (50 * MIB, 60 * MIB)]
     assert new_spans(now[:1], []) == [(0, 10 * MIB)]
 
 
 def filled(size: int) -> mmap.mmap:
-    """Private memory of its own, all of it resident."""
+    """Return new private memory, all of it resident."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.write(b"x" * size)
     return memory
 
 
 def advised(memory: mmap.mmap) -> bool:
-    """Whether huge pages were asked for where it lies ("hg" of /proc/self/smaps)."""
+    """Whether huge pages were requested for its address range ("hg" of /proc/self/smaps)."""
     at = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + len(memory) // 2
     flags, inside = "", False
     for line in Path("/proc/self/smaps").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What the tests of slots share: both kinds of operators, and the embedded model with random heads."""
+"""Fixtures of the tests of slots: both kinds of operators, and the embedded model with random heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots of a batch share the blocks of a common beginning: nobody's bits change, and no block is lost or kept."""
+"""Slots of a batch share the blocks of a common prefix: all bits stay the same, and no block is lost or leaked."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check_alike(slot: BatchSlot, alone: NativeSlot) -> None:
 
 
 class Pair:
-    """A batch, and slots alone that are told the same texts, but never share anything."""
+    """A batch, and separate slots that receive the same texts, but never share anything."""
 
     def __init__(self, model: Model) -> None:
         self.batch, self.vocab = NativeBatch(model, WIDTH), model.facts.vocab
@@ -174,7 +174,7 @@ def test_any_starts_forks_and_ends(models: Callable[[str], Model], name: str, st
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_common_beginning_lies_there_once(models: Callable[[str], Model], name: str) -> None:
-    """Three go on from it, from within a block; the first one goes back into it; then it is closed."""
+    """Three continue from it, from within a block; the first one goes back into it; then it is closed."""
     pair = Pair(models(name))
     slots, each = pair.batch.slots, pair.batch.pool.block_bytes
     pair.start(0, 0, 290)
@@ -183,7 +183,7 @@ def test_a_common_beginning_lies_there_once(models: Callable[[str], Model], name
     assert shared_bytes(slots) == 3 * 2 * each
     for seed in range(3):
         pair.rounds(seed, 5)
-    assert shared_bytes(slots) == 3 * 2 * each  # what all write comes behind it
+    assert shared_bytes(slots) == 3 * 2 * each  # all writes come after it
     pair.check()
     pair.crop(0, 200)
     assert shared_bytes(slots) >= (2 * 2 if name in STATES or name == "nomad" else 3 * 2) * each
@@ -205,7 +205,7 @@ def test_what_is_written_over_a_shared_block_is_written_into_a_copy(models: Call
     pair.rounds(1, 3)
     assert first._numbers[0] != second._numbers[0]
     pair.check()
-    # texts that are taken up from a file are written over what the slot had
+    # texts that are restored from a file overwrite the slot's text
     pair.fork(1, 0, 290)
     tokens = [*first.tokens[:130], *text(9, 100, pair.vocab)]
     saved = NativeSlot(pair.batch.model)
@@ -230,7 +230,7 @@ def test_a_number_that_is_no_block_is_refused(models: Callable[[str], Model], nu
 
 
 def resident(array: NDArray[np.uint8]) -> int:
-    """Count the bytes of an array of its own pages that are in memory."""
+    """Count the resident bytes of an array on separate pages."""
     page, found = mmap.PAGESIZE, np.zeros(-(-array.nbytes // mmap.PAGESIZE), np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
     address, size = (ctypes.c_size_t(number) for number in (array.ctypes.data, array.nbytes))

@@ -32,7 +32,7 @@ def lengths(slot: NativeSlot) -> list[int]:
 
 
 def read(slot: NativeSlot, tokens: list[int], marks: tuple[int, ...] = (), most: int = 4) -> int:
-    """Go on to this text; how many tokens were not read again."""
+    """Continue to this text -> the number of tokens that were not read again."""
     slot.mark(marks, most)
     same = slot.follow(tokens)
     slot.prefill(tokens[same:])
@@ -68,7 +68,7 @@ def test_a_text_goes_back_to_the_last_checkpoint(slot: NativeSlot, writer: Calla
 
 @pytest.mark.parametrize("name", NAMES)
 def test_another_state_is_noticed(slot: NativeSlot, writer: Callable[..., Written], name: str) -> None:
-    """What this file compares would find a checkpoint that holds a token more."""
+    """The comparisons of this file would find a checkpoint that holds one more token."""
     fresh = writer("native", name).slot("native")
     assert isinstance(fresh, NativeSlot)
     assert slot._checkpoints is not None
@@ -143,7 +143,7 @@ def test_a_text_that_goes_back_twice(writer: Callable[..., Written], name: str) 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_states_and_parts_are_put_back(writer: Callable[..., Written], name: str) -> None:
-    """Another slot that gets them goes on with the same bits, and not back to before them."""
+    """Another slot that gets them continues with the same bits, and cannot go back to before them."""
     slot, other = (writer("native", name).slot("native") for _ in range(2))
     slot.prefill(TEXT[:300])
     pieces, state = [np.concatenate(slot.part(start, stop)) for start, stop in ((0, 256), (256, 300))], slot.state()

@@ -69,7 +69,7 @@ def ids(tokens: Sequence[int]) -> NDArray[np.int64]:
 
 
 def close(found: NDArray[np.float32], expected: NDArray[np.float32], form: Format = "fp32") -> None:
-    """Equal but for rounding: where activations are quantized, a last bit may turn into another level."""
+    """Check equality up to rounding: with quantized activations, a last bit may turn into another level."""
     np.testing.assert_allclose(found, expected, atol=2e-4 if form == "fp32" else 0.15)
 
 
@@ -95,7 +95,7 @@ def test_logits_are_those_of_transformers(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_any_pass_are_those_of_plain_decoding(opened: Opened, form: Format, threads: int, graph: str) -> None:
-    """Bit for bit where the probe says so, which looks at far fewer passes."""
+    """They are equal bit for bit if the probe, which tries far fewer passes, finds them exact."""
     slot = opened(form, graph, True, threads)
     exact, tokens = rows_exact(slot), text(220)
     assert slot.tokens == []

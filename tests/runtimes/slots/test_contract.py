@@ -1,4 +1,4 @@
-"""What every class of slots promises: one table of calls, on one small model, against its text token by token.
+"""Contract of every class of slots: one table of calls, on one small model, compared with its text token by token.
 
 A call that a slot lacks is refused, and a refusal changes nothing.
 """
@@ -35,7 +35,7 @@ ATOL = 1e-4
 SKIP = SkipSet((1,), (0,))
 Logits = NDArray[np.float32]
 
-# what each class of slots has beside ``Target``
+# abilities of each class of slots besides ``Target``'s
 CAN: dict[str, set[str]] = {
     "native": {"tree", "draft", "skip", "hypotheses", "layers", "hidden", "copy"},
     "batch": {"tree", "draft", "skip", "hypotheses", "layers", "hidden", "copy"},
@@ -135,7 +135,7 @@ def test_a_pass_of_many_rows_is_that_of_one_after_the_other(slot: Any, text: lis
         slot.prefill(text[slot.follow(text[:held]) : held])
         assert slot.tokens == text[:held]
         same(rows(slot, text[held:]), expected[held:])
-        assert slot.tokens == text[:held]  # nothing is kept that nobody kept
+        assert slot.tokens == text[:held]  # no row is kept without a call of keep
 
 
 def test_what_is_read_ahead_is_as_if_it_was_written(slot: Any, text: list[int]) -> None:

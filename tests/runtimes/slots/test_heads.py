@@ -81,7 +81,7 @@ def test_the_best_are_those_of_all_logits(planned: Callable[..., Planned], form:
     made = planned(name, form)
     slot = made.slot(2)
     hidden, _ = final(slot, text(slot, 12))
-    hidden[4] = 0  # every logit is the same: where there is no bias the lowest token is the best
+    hidden[4] = 0  # every logit is the same: without a bias the lowest token is the best
     for group in made.written.part.heads:
         logits = all_logits(slot, group.name, hidden)
         found = run_heads(slot, group.name, hidden, 3)

@@ -1,4 +1,4 @@
-"""What a slot holds, taken up by another one: the same memory, and the same bits from then on."""
+"""Copying a slot's cache to another slot: the same memory, and the same bits from then on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATES = (
 
 
 def moved(slot: Slot, other: Slot) -> None:
-    """``other`` takes up what ``slot`` holds."""
+    """Copy the cache of ``slot`` to ``other``."""
     saved = [array.copy() for array in slot.held()]
     for array, was in zip(other.take_up(slot.tokens, slot.furthest), saved, strict=True):
         array[...] = was
@@ -60,10 +60,10 @@ def go_on_alike(slot: Slot, other: Slot) -> None:
 @pytest.mark.parametrize("name", ["llama_tied_gqa", *STATES])
 @pytest.mark.parametrize("length", [0, 1, 150, 400])
 def test_native(writer: Callable[..., Written], native: None, name: str, length: int) -> None:
-    """A model with states brings them along, however long the text is: passes go no further back than 144 rows."""
+    """A model with states copies them for texts of any length: passes go no further back than 144 rows."""
     slot, other = (writer("native", name).slot("native") for _ in range(2))
     slot.prefill(np.random.default_rng(1).integers(0, slot.vocab_size, length).tolist())
-    slot.forward(np.arange(3))  # guesses that were refused: their rows lie behind the text
+    slot.forward(np.arange(3))  # rejected draft tokens: their rows come after the text
     slot.keep([])
     moved(slot, other)
     go_on_alike(slot, other)
@@ -87,7 +87,7 @@ def test_into_a_slot_that_held_another_text(writer: Callable[..., Written], nati
 def test_states_of_another_text_are_not_taken_up(
     writer: Callable[..., Written], native: None, name: str, off: int
 ) -> None:
-    """How many tokens they hold is written beside them; a convolution's rows have no such number."""
+    """Their number of tokens is stored with them; a convolution's rows have no such number."""
     found = writer("native", name)
     slot, other, fresh = (found.slot("native") for _ in range(3))
     assert isinstance(other, NativeSlot)
@@ -132,7 +132,7 @@ def test_what_is_out_of_reach_is_refused(writer: Callable[..., Written]) -> None
 
 
 def begun_like(lender: Slot, other: Slot, fresh: Slot, text: list[int], length: int) -> None:
-    """``other`` holds a beginning of the lender's text, as if it had read it; the lender goes on as it was."""
+    """Check that ``other`` holds a prefix of the lender's text as if it had read it; the lender is unchanged."""
     same = other.begin_like(lender, length)
     assert same == len(other.tokens) == lender.cropped(length)
     assert other.tokens == text[:same]
@@ -144,7 +144,7 @@ def begun_like(lender: Slot, other: Slot, fresh: Slot, text: list[int], length: 
 
 
 def slots_of(model: Model, count: int, batch: bool) -> Sequence[NativeSlot]:
-    """Slots each with memory of its own, or those of a batch, which share blocks."""
+    """Return slots with separate memory, or those of a batch, which share blocks."""
     return NativeBatch(model, count).slots if batch else [NativeSlot(model) for _ in range(count)]
 
 
@@ -189,7 +189,7 @@ def test_rows_that_are_still_to_be_moved_are_not_lent(
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_slot_with_a_ring_begins_like_another(writer: Callable[..., Written], native: None, batch: bool) -> None:
-    """Exact keys of the newest tokens alone are kept: no further back than they reach."""
+    """Only exact keys of the newest tokens are kept, so it can go no further back than they reach."""
     found = writer("native", "llama_tied_gqa")
     kv = ATTENTION["int8"].__class__("int8", "int8", window=64, sinks=4)
     model = Model(found.model("native").folder, found.model("native").part, "native", 1, kv)

@@ -42,7 +42,7 @@ def test_a_pass_in_two_parts_is_the_pass(planned: Callable[..., Planned], form: 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_run_one_by_one_resume_together(planned: Callable[..., Planned], form: Format) -> None:
-    """What ParaDecode does: each row goes through the front alone, all of them through the back at once."""
+    """ParaDecode does this: each row goes through the front separately, all of them through the back at once."""
     made = planned("shared", form)
     slot, whole = made.slot(2), made.slot()
     tokens = text(slot, 60, 3)
@@ -52,7 +52,7 @@ def test_rows_run_one_by_one_resume_together(planned: Callable[..., Planned], fo
     for n in (1, 5, 9, 2, 17):
         rows, early = tokens[at : at + n], 1 + n % 3
         parts = [run_layers(slot, rows[i : i + 1], i, 0, early) for i in range(n)]
-        # the first of them goes on to a later layer, which all reach in the end
+        # the first of them continues to a later layer, which all reach in the end
         later = run_layers(slot, parts[0], 0, early, early + 1)
         hidden = np.concatenate(parts)
         np.testing.assert_array_equal(run_layers(slot, hidden, 0, early, early + 1)[:1], later)
@@ -105,7 +105,7 @@ CODED = {
 
 @pytest.mark.parametrize("name", CODED)
 def test_layers_over_caches_of_any_format(coded: Prepared, name: str) -> None:
-    """Among them with a ring of exact keys, and beside codes that only drafts read."""
+    """These include formats with a ring of exact keys, and with codes that only drafts read."""
     slot, whole = coded.slot(CODED[name], 2), coded.slot(CODED[name])
     tokens = np.array(random_tokens(slot.vocab_size, 340))
     for one in (slot, whole):

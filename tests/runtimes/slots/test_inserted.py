@@ -26,12 +26,12 @@ from tests.support.passes import run_hypotheses, states
 
 pytestmark = pytest.mark.usefixtures("native")
 KINDS = ["idefics3", "gemma3", "qwen3_vl", "qwen3_5"]  # plain; seen both ways; added after layers; with states
-TAIL = 10  # tokens behind the last image
+TAIL = 10  # tokens after the last image
 
 
 @dataclass
 class Case:
-    """An engine, the tokens of a text with two images, and transformers' logits behind the last."""
+    """An engine, the tokens of a text with two images, and transformers' logits after the last."""
 
     engine: Engine
     tokens: list[int]
@@ -39,7 +39,7 @@ class Case:
     logits: NDArray[np.float32]  # [vocab]
 
     def slot(self, tokens: int = 0, chunk: int = 128) -> NativeSlot:
-        """Open a slot that has read so many tokens by chunks."""
+        """Open a slot that has read ``tokens`` tokens by chunks."""
         slot = NativeSlot(self.engine.model, reserve=1)
         slot.chunk = chunk
         slot.prefill(self.tokens[:tokens])

@@ -93,7 +93,7 @@ def test_a_row_has_the_same_bits_in_every_pass(made: Callable[..., Made], form: 
     expected, slot = [], NativeSlot(alone.decoder)
     for number, own in enumerate(rows):
         slot.attend(few.fill(own, b"%d" % number))
-        assert slot.tokens == []  # what was read beside another source is forgotten
+        assert slot.tokens == []  # tokens that were read with another source are forgotten
         expected.append(np.concatenate([slot_rows(slot, [token]) for token in text]))
     # each in one pass, after a prefill, with a tree, and as hypotheses
     slot = NativeSlot(one.decoder)
@@ -134,7 +134,7 @@ def test_memories_are_kept_until_their_place_is_wanted(made: Callable[..., Made]
     slot.attend(first)
     assert slot.tokens == [1, 2, 3]
     memories.fill(rows, b"c")
-    assert memories.find(b"b") is None  # used by nobody
+    assert memories.find(b"b") is None  # not in use
     other = NativeSlot(one.decoder)
     assert other.begin_like(slot, 3) == 0  # it attends over nothing
     other.attend(memories.fill(rows, b"c"))

@@ -1,4 +1,4 @@
-"""Lone rows of strict stock graphs: what the probe says holds for every pass, and pairs leave no row alone."""
+"""Single rows of strict stock graphs: the probe's result holds for every pass, and with pairs no pass has one row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.planned import Planned, final, text
 from tests.support.slots import STOCK
 from tests.support.watched import watch
 
-# together they have every operator that stock graphs are made of
+# together they have every operator of stock graphs
 KINDS = ("builtin:shakespeare", "llama_biases_mqa", "gemma2_caps", "gpt2_default", "apertus_biases", "nanochat_capped")
 # wide heads: test_wide_heads.py; gates on attention's output: of models that only native operators compute
 ELSEWHERE = {"Pad", "Sigmoid"}
@@ -37,7 +37,7 @@ def operators() -> str:
 
 
 def differing(slot: Slot) -> list[tuple[int, int, int]]:
-    """(tokens before, rows, row) of those whose logits are not what the row gets in a pass by itself."""
+    """List (tokens before, rows, row) of rows whose logits differ from those of a separate pass."""
     tokens = np.random.default_rng(5).integers(2, slot.vocab_size, DEPTHS[-1] + SIZES[-1])
     found = []
     for depth in DEPTHS:
@@ -67,7 +67,7 @@ def test_rows_are_what_the_probe_says(
     assert (differing(open_slot(model)) == []) == (said == "alone")
     quick = written(name, form).model("gated")
     open_slot(quick)
-    assert quick.pairs == (said == "pairs")  # what a slot tries that nobody told
+    assert quick.pairs == (said == "pairs")  # a slot without a known result tries it
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -135,7 +135,7 @@ def test_every_operator_that_stock_graphs_are_made_of_is_tried(written: Callable
 def test_heads_and_layers_have_no_lone_row(
     planned: Callable[..., Planned], name: str, form: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every call that a slot answers, one row gives the bits that it has among others."""
+    """For every call of a slot, one row gives the same bits as among others."""
     monkeypatch.setenv(VARIABLE, "1")
     watched = watch(monkeypatch)
     made = planned(name, form)

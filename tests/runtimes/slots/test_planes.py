@@ -1,4 +1,4 @@
-"""Two planes of int8: both are int8 bit for bit, the high one alone is a model of 4 bits, sub-layer by sub-layer."""
+"""Two planes of int8: both are int8 bit for bit, and only the high one is a model of 4 bits, sub-layer by sub-layer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_two_planes_are_one_bit_for_bit(tmp_path: Path, written: Write) -> None:
     np.testing.assert_array_equal(made.slot().forward(tokens).logits, expected)
 
 
-# -- the high plane alone ----------------------------------------------------------------------------------------------
+# -- only the high plane -----------------------------------------------------------------------------------------------
 
 
 def rounded_rows(x: NDArray[np.float32]) -> NDArray[np.float64]:  # [n, k]
@@ -178,11 +178,11 @@ def test_a_draft_reads_what_it_is_told(written: Write, name: str) -> None:
         assert all((one != other).any() for other in found[:at]), sets[at]
         assert np.corrcoef(one, full[-1])[0, 1] > 0.7
     np.testing.assert_array_equal(found[-1], full[-1])
-    np.testing.assert_array_equal(slot.forward(ids(tokens[20:])).logits, full)  # nothing is left behind
+    np.testing.assert_array_equal(slot.forward(ids(tokens[20:])).logits, full)  # nothing remains from the draft
 
 
 def test_a_skip_set_of_high_planes_is_the_high_precision(written: Write) -> None:
-    """But for the embedding, of which a draft reads both planes."""
+    """The embedding is an exception: a draft reads both of its planes."""
     made = written("qwen2_untied", "int8")
     tokens = text(made, 12)
     one, other = made.slot(), high_slot(made)

@@ -1,4 +1,4 @@
-"""A slot gives a row the same bits whatever was done before it and whatever stands beside it."""
+"""A slot gives a row the same bits after any history and with any other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot holds: growth, rollback, drafts and masks, and the end of the context."""
+"""Contents of a slot: growth, rollback, drafts and masks, and the end of the context."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""States of short convolutions and delta rules: after any rounds of guesses, the bits that single tokens leave.
+"""States of short convolutions and delta rules: after any rounds of draft tokens, the bits that single tokens leave.
 
-`python -m tests.runtimes.slots.test_states 10000` runs so many rounds of each kind.
+`python -m tests.runtimes.slots.test_states 10000` runs that many rounds of each kind.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def leave_a_guess(slot: NativeSlot, guess: int, kept: int) -> None:
 def rounds(
     guessing: NativeSlot, single: NativeSlot, count: int, seed: int, trees: bool = False, spoilt: bool = False
 ) -> None:
-    """Random guesses of which a random path is kept; ``single`` is told the kept tokens one by one."""
+    """Draft random tokens and keep a random path; ``single`` reads the kept tokens one by one."""
     random = np.random.default_rng(seed)
     vocab, marks = guessing.vocab_size, random.integers(20, 300, 3).tolist()
     for number in range(count):
@@ -90,7 +90,7 @@ def rounds(
             single.prefill(prefix[same:])
         past, n = len(guessing.tokens), int(random.integers(1, 9))
         tokens = random.integers(0, vocab, n)
-        if random.random() < 0.3:  # a draft of the model's own, which is forgotten
+        if random.random() < 0.3:  # a self-draft, which is forgotten
             for at in range(int(random.integers(1, 4))):
                 run_draft(guessing, random.integers(0, vocab, 1), at, SKIP)
         chain = not trees or random.random() < 0.3
@@ -146,7 +146,7 @@ def test_states_are_those_of_a_fresh_prefill(writer: Write, name: str) -> None:
 
 @pytest.mark.parametrize("skip", [None, SKIP])
 def test_hypotheses_near_and_far(writer: Write, skip: SkipSet | None) -> None:
-    """Near, they are rows of one pass; far behind, where no states are kept, the text is run again."""
+    """Near ones are rows of one pass; for those too far back for kept states, the text is run again."""
     slot, other = opened(writer, NAMES[0]), opened(writer, NAMES[0])
     text = np.random.default_rng(6).integers(0, slot.vocab_size, 300)
     for starts in ([290, 250, 280], [290, 40, 5, 41]):
@@ -181,7 +181,7 @@ def test_far_behind_it_begins_again(writer: Write) -> None:
 
 @pytest.mark.parametrize("revocable", [False, True])
 def test_a_delta_rule_never_goes_on_from_more_than_the_text(writer: Write, revocable: bool) -> None:
-    """What a state holds cannot be cut back: the text is read again, unless its tokens were kept apart from it."""
+    """A state cannot be cropped: the text is read again, unless its tokens were not yet added to the state."""
     slot, fresh = opened(writer, "qwen3_5_delta"), opened(writer, "qwen3_5_delta")
     text = np.random.default_rng(8).integers(0, slot.vocab_size, 220)
     slot.revocable = revocable

@@ -158,7 +158,7 @@ def test_taps_and_a_drafters_own_cache(tmp_path: Path) -> None:
 
 
 def test_trees_beside_each_other(writer: Write) -> None:
-    """Of several sequences in one pass, of different lengths."""
+    """Trees of several sequences in one pass, of different lengths."""
     made = writer("native", MODELS[0], "int4")
     batch, random = NativeBatch(made.model("native", 2), 3), np.random.default_rng(4)
     alone = [opened(made, 1) for _ in batch.slots]

@@ -1,4 +1,4 @@
-"""Answers as models write them, read whole, in pieces and cut: calls are whole, and nothing is lost."""
+"""Generated answers, read whole, in pieces and cut: calls are whole, and nothing is lost."""
 
 from __future__ import annotations
 
