@@ -1,4 +1,4 @@
-"""What the tests share: small checkpoints, models and bundles, each made once for the whole run."""
+"""Shared fixtures: small checkpoints, models and bundles, each made once for the whole run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.support.required import unexpected
 
 settings.register_profile("edgespec", deadline=None, max_examples=50)  # no test asserts a time
 settings.register_profile("thorough", deadline=None, max_examples=2000)
-# a submission is judged on the same inputs each time; a run by hand and the nightly one look for new ones
+# a submission is judged on the same inputs each time; a manual run and the nightly one try new ones
 settings.register_profile("submission", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("submission" if os.environ.get("EDGESPEC_CI") == "run" else "edgespec")
 export_options.CALIBRATED = ()  # as by --quick; what calibrates asks for it (tests/export/test_calibrated.py)
@@ -56,7 +56,8 @@ OPERATORS: tuple[Operators, ...] = ("stock", "native")
 COMPILERS = ("c++", "g++", "clang++", "cl")
 TARGET, DRAFT = "builtin:shakespeare", "builtin:shakespeare-draft"
 HEAD_METHODS = "medusa", "blockwise", "paradecode"
-THREADS = 1  # there is a process a core; plain texts are made with two, so texts are seen not to depend on it
+# there is a process per core; plain texts are computed with two, which checks that texts do not depend on it
+THREADS = 1
 
 PROMPTS = (
     "KING RICHARD:\n",
@@ -120,7 +121,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers computed for a checkpoint: logits [r, vocab] at ``rows`` of ``tokens``, and a continuation."""
+    """Results of transformers for a checkpoint: logits [r, vocab] at ``rows`` of ``tokens``, and a continuation."""
 
     tokens: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -128,7 +129,7 @@ class Reference:
     greedy: NDArray[np.int64]
 
 
-SKIPPED = 8  # exit code of a run that skipped what it is there for: none of pytest's own
+SKIPPED = 8  # exit code of a run that skipped tests that it must run; pytest does not use it
 
 LONGEST = (
     "lossless/test_architectures.py",
@@ -202,7 +203,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail where something was skipped that this run is there for."""
+    """Fail if this run skipped tests that it must run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and unexpected(skipped(reporter)):
         session.exitstatus = SKIPPED
@@ -210,7 +211,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Find the data folder beside the repository, or skip the tests that want it."""
+    """Find the data folder next to the repository, or skip the tests that need it."""
     beside = Path(__file__).resolve().parents[1].parent / "shared"
     folder = Path(os.environ.get("EDGESPEC_TEST_DATA", beside))
     if not (folder / "data" / "models").is_dir():
@@ -246,7 +247,7 @@ def reference() -> Callable[[str], Reference]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep converted weights and the key where the run's other files are, and no prompts, whatever the user has."""
+    """Keep converted weights and the key with the run's other files, and no prompts, for any settings of the user."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("EDGESPEC_CACHE", str(folder))
@@ -309,12 +310,12 @@ def writer(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def written(writer: Callable[..., Written], operators: Operators) -> Callable[..., Written]:
-    """``writer`` for the operators of this test; weights lie in their layout."""
+    """``writer`` for the operators of this test; weights have their layout."""
     return partial(writer, operators)
 
 
 def fixed_skip_set(folder: Path, model: str) -> Path:
-    """Make a skip set file for a model: two attentions and an MLP, whatever a search would find."""
+    """Make a fixed skip set file for a model, instead of a search: two attentions and an MLP."""
     layers = open_model(resolve(model), None).facts.layers
     file = folder / "skip.json"
     file.write_text(json.dumps({"attention": [1, layers - 2], "mlp": [layers // 2]}), "utf-8")
@@ -322,9 +323,9 @@ def fixed_skip_set(folder: Path, model: str) -> Path:
 
 
 def method_parts(target: str) -> tuple[list[str], list[str]]:
-    """Methods beside ar and ngram that a test bundle of this target has, and the folders of heads they need."""
+    """List the methods of a test bundle of this target, without ar and ngram, and the folders of heads they need."""
     methods = ["speculative", "self-spec", "swift"]
-    if target.startswith("builtin:"):  # embedded models have heads of their own
+    if target.startswith("builtin:"):  # embedded models include heads
         return [*methods, *HEAD_METHODS], []
     trained = Path(target).parent / f"medusa-heads-{Path(target).name}"
     return ([*methods, "medusa"], [str(trained)]) if trained.is_dir() else (methods, [])
@@ -332,7 +333,7 @@ def method_parts(target: str) -> tuple[list[str], list[str]]:
 
 @pytest.fixture(scope="session")
 def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the native operators for arm64, their object files beside them; all processes of a run share it."""
+    """Give the native operators for arm64, with their object files; all processes of a run share it."""
     arm64.need_compiler()
     folder = common(tmp_path_factory) / "arm64"
     folder.mkdir(exist_ok=True)
@@ -342,7 +343,7 @@ def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export_bundle(folder: Path, operators: Operators, form: Format, target: str = TARGET, draft: str = DRAFT) -> Path:
-    """Make a bundle with every method, in a folder of its own."""
+    """Make a bundle with every method, in a separate folder."""
     methods, heads = method_parts(target)
     skip_set = fixed_skip_set(folder, target)
     options = ExportOptions(target, folder / "bundle", methods, form, heads=heads, draft=draft, skip_set=skip_set,
@@ -353,9 +354,9 @@ def export_bundle(folder: Path, operators: Operators, form: Format, target: str 
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Path]:
-    """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock.
+    """(operators, format, target, draft) -> a bundle with every method; its skip set does not depend on timing.
 
-    All processes of a run share it: nobody may change it.
+    All processes of a run share it: tests must not change it.
     """
     place = common(tmp_path_factory)
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file or a request, it works or the answer is an EdgespecError: never another exception."""
+"""Any defect of a file or a request is tolerated or raises an EdgespecError: never another exception."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
 )  # fmt: skip
 def test_it_runs(request: pytest.FixtureRequest, figures: Run, name: str, bundle: str, arguments: tuple[Any, ...],
                  changes: dict[str, Any], keys: str) -> None:  # fmt: skip
-    """What it prints has a figure of this name, and no number that is none."""
+    """Its output has a figure of this name, and no NaN."""
     made = request.getfixturevalue(bundle)
     given = [str(one).format(small=made) if one is AGAIN else one for one in arguments]
     found = printed = figures(name, *([] if made is None else [made]), *given, **changes)
@@ -163,7 +163,7 @@ def test_hearing(figures: Run) -> None:
 
 @pytest.mark.usefixtures("native")
 def test_reader(text: Callable[..., str], tmp_path: Path) -> None:
-    """Of a text that it has not seen, the embedded model reads nearly all, by every method the same."""
+    """The embedded model reads nearly all of an unseen text, the same by every method."""
     pytest.importorskip("torch", reason="needs edgespec[train]")
     (tmp_path / "text").write_text("Behold, a sentence that nobody has trained on; it is 47 words short.\n\n" * 40)
     export_model(ExportOptions("builtin:reader", tmp_path / "b", [], "int8", threads=1, quick=True), golden=False)
@@ -187,7 +187,7 @@ def test_restoring(text: Callable[..., str], tmp_path: Path) -> None:
     assert all(float(row[4]) > 1 for row in rows[1:])
 
 
-@pytest.mark.nightly  # processes of its own
+@pytest.mark.nightly  # it starts processes
 def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
     short = (native_bundle, "--contexts", 128, "--methods", "ngram", *ONE)
     (cell,) = json.loads(text("memory", *short, "--json"))["cells"]

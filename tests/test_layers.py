@@ -1,4 +1,4 @@
-"""Layers import lower ones only, there are no import cycles, and the core imports nothing but itself."""
+"""Layers import only lower ones, without import cycles, and the core imports nothing but itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools import structure
 
 FOUND = structure.modules()
 CORE = {"edgespec.decoding", "edgespec.formulas", "edgespec.errors", "edgespec.extensions", "edgespec.declared"}
-"""What ports to other languages mirror: it imports numpy and itself."""
+"""The core, which ports to other languages mirror: it imports numpy and itself."""
 
 
 @pytest.fixture(scope="module")

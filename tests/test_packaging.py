@@ -1,4 +1,4 @@
-"""What pip makes of the sources: an archive that is complete, a wheel with the library in it, and one without."""
+"""Builds of the sources by pip: a complete archive, a wheel with the library in it, and one without."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_source_archive_is_complete(sdist: Path) -> None:
             "edgespec/export/bundle/model.py", "edgespec/runtimes/slots/slot.py",
             "edgespec/configs/laptop-1b-chat.json",
             "edgespec/builtin/shakespeare/model.safetensors"} <= names  # fmt: skip
-    assert not links  # what they point to is there as it is
+    assert not links  # their targets are included as files
     assert not [name for name in names if name.endswith((".so", ".dylib", ".pyc", ".onnx"))]
 
 

@@ -15,7 +15,7 @@ from tools import network
 ROOT = Path(__file__).resolve().parents[1]
 TELLS = tuple(map(int, metadata.version("onnxruntime").split(".")[:2])) >= (1, 29) and sys.platform == "linux"
 
-# onnxruntime alone, as anybody imports it
+# only onnxruntime, imported as usual
 ALONE = "import onnxruntime; onnxruntime.SessionOptions(); onnxruntime.get_available_providers()"
 BEFORE = "import onnxruntime, edgespec"
 AFTER = "import edgespec, onnxruntime, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
@@ -34,7 +34,7 @@ def test_a_day_without_a_network_call(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not TELLS, reason="this ONNX Runtime has no telemetry outside of Windows")
 def test_what_is_looked_for_is_there_without_edgespec(tmp_path: Path) -> None:
-    """ONNX Runtime by itself writes an identifier of the device: were edgespec silent about it, it would be seen."""
+    """ONNX Runtime without edgespec writes an identifier of the device: the test would detect it."""
     for code, told in ((ALONE, True), (AFTER, False)):
         home = tmp_path / str(told)
         home.mkdir()
@@ -52,7 +52,7 @@ def test_a_variable_that_allows_it_is_overruled(tmp_path: Path) -> None:
 
 
 def test_an_import_that_came_too_early_is_said(tmp_path: Path) -> None:
-    """What another import started cannot be taken back, so it is not passed over in silence."""
+    """The effects of another import cannot be undone, so they are reported."""
     for told in (True, False):
         environment = network.environment(tmp_path) | ({} if told else {"ORT_DISABLE_TELEMETRY": "1"})
         done = subprocess.run(

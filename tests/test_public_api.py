@@ -1,4 +1,4 @@
-"""What other people's programs may rely on."""
+"""The public interface that programs may rely on."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_public_names_are_imported_on_first_use() -> None:
 
 
 def members() -> dict[str, Callable[..., object]]:
-    """All functions and classes that programs are offered, by name, with the public methods of the classes.
+    """List all public functions and classes by name, with the public methods of the classes.
 
-    Of a request and a conversation, which engines make, the methods that the pages name.
+    Requests and conversations, which engines make, have the methods that the pages name.
     """
     found: dict[str, Callable[..., object]] = {}
     for one in (getattr(edgespec, name) for name in PUBLIC if name != "__version__"):
@@ -106,7 +106,7 @@ def test_signatures_name_every_argument_and_docstrings_describe_it(name: str) ->
 
 
 def test_what_may_be_set_is_in_signatures() -> None:
-    """With types and defaults; a name that stands for the model's own value says so."""
+    """They have types and defaults; a default that means the model's own value is documented."""
     shown = inspect.signature(Engine.generate).parameters
     assert {*names(Settings), *names(SamplingParams), *names(DraftOptions)} - {"constraint", "prompt"} <= shown.keys()
     assert (shown["gamma"].default, shown["batch"].default, shown["seed"].default) == (None, 4, None)
@@ -123,7 +123,7 @@ def test_what_may_be_set_is_in_signatures() -> None:
 
 @pytest.mark.nightly  # mypy reads the whole package: a minute
 def test_a_wrong_name_is_an_error_of_types(tmp_path: Path) -> None:
-    """What an editor underlines: mypy reads the same names."""
+    """Editors underline such names: mypy reads the same ones."""
     (tmp_path / "tried.py").write_text(
         "import edgespec\n"
         'edgespec.export("a", "b", methods="ngram", target_size="1G", calibration="x.txt")\n'

@@ -1,4 +1,4 @@
-"""What somebody meets who tries the package by hand: completion, printing, wrong names, an export."""
+"""Using the package by hand: completion, printing, wrong names, an export."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_export_from_python(tmp_path: Path) -> None:
         assert (manifest.target.format, bool(manifest.golden)) == ("int8", True)
         assert engine.generate("ROMEO:", max_new_tokens=4).tokens
     with pytest.raises(ExportError):
-        edgespec.export("builtin:shakespeare-draft", folder)  # it is there
+        edgespec.export("builtin:shakespeare-draft", folder)  # it already exists
     options = edgespec.ExportOptions("builtin:shakespeare", Path("elsewhere"), methods=["magic"])
     with pytest.raises(ExportError, match="unknown method 'magic'"):
         edgespec.export("builtin:shakespeare-draft", folder, options)

@@ -1,4 +1,4 @@
-"""What an installation pulls, what it opens, and what it never does: network at import or run, pickles."""
+"""An installation's dependencies and files, and things that it never does: network at import or run, pickles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sources() -> list[Path]:
 
 
 def test_no_pickle_is_read_or_written() -> None:
-    """Neither the modules nor the functions that open one; torch reads weights alone."""
+    """No module or function that opens pickles is used; torch reads only weights."""
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -50,7 +50,7 @@ def test_sources_and_manifest_are_those_that_maven_compiles() -> None:
     asked = {one.attrib[f"{ANDROID}name"].rpartition(".")[2] for one in manifest.iterfind("uses-permission")}
     service = manifest.find("application/service")
     assert service is not None
-    kind = service.attrib[f"{ANDROID}foregroundServiceType"]  # from Android 14 on each kind has a right of its own
+    kind = service.attrib[f"{ANDROID}foregroundServiceType"]  # from Android 14 on each kind needs a separate permission
     words = re.sub("([A-Z])", r"_\1", kind).upper()
     assert {"FOREGROUND_SERVICE", f"FOREGROUND_SERVICE_{words}"} <= asked
 

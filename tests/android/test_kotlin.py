@@ -36,7 +36,7 @@ ARM_GREEDY, ARM_SEEDED = ("ngram", "speculative", "medusa"), ("self-spec", "bloc
 LIBRARIES = {"libedgespec.so", "libonnxruntime.so", "libonnxruntime4j_jni.so", "libtokenizers.so"}
 ARM64 = 183  # in the header of a library
 
-# functions of the C library, beside the C++ library's own, that Android 8 has
+# functions of Android 8's C library, in addition to those of the C++ library
 BIONIC = """
     abort calloc close fma fmaf free fstat getauxval getenv ldexp ldexpf malloc memchr memcmp memcpy memmove memset
     mmap munmap nearbyint nearbyintf open pthread_create pthread_join pthread_mutex_lock pthread_mutex_unlock

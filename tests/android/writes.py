@@ -1,6 +1,6 @@
-"""What Python writes on fresh exports, for the Kotlin runtime's tests: ``python -m tests.android.writes FOLDER``.
+"""Python's results on fresh exports, for the Kotlin runtime's tests: ``python -m tests.android.writes FOLDER``.
 
-``mvn verify`` runs it where nothing was made yet; ``tests/android/test_kotlin.py`` with the bundles of its own run.
+``mvn verify`` runs it if there are no results yet; ``tests/android/test_kotlin.py`` runs it with its own bundles.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KINDS = ("lfm2_conv", "qwen3_5_moe_shared", "gemma4_shared", "granite_hybrid_exp
 STORY = "There was nothing left to do but wait. She had"
 # texts that go back: states are read on from where the second left the first, and the fourth the third
 BACK = (STORY * 8, STORY * 3 + STORY[::-1] * 3, STORY * 3 + STORY[2:] * 4, STORY * 3 + "?")
-# two conversations that alternate, and a third that begins like the first: each goes on from where it has been
+# two conversations that alternate, and a third that begins like the first: each continues from its own state
 OTHER = STORY[::-1]
 LONG = PROMPTS[14] * 20  # more than two blocks of what is kept of prompts
 TURNS = (STORY * 5, OTHER * 5, STORY * 5 + OTHER, OTHER * 5 + STORY, STORY * 5 + OTHER * 2, STORY * 4 + OTHER * 2)

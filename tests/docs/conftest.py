@@ -1,4 +1,4 @@
-"""The pages that people read: the site's, the README, CONTRIBUTING and those beside data."""
+"""Pages for readers: the site's, the README, CONTRIBUTING and those next to data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def commands(page: str) -> Iterator[str]:
 
 
 def inline(page: str) -> list[str]:
-    """Give what stands between single backticks outside blocks."""
+    """List the text between single backticks outside blocks."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", _FENCE.sub("", text_of(page)))
 
 

@@ -14,7 +14,7 @@ from edgespec.cli.method_settings import NAMES as SETTINGS
 from edgespec.errors import InvalidRequest
 from tests.docs.conftest import NAMES, commands, inline
 
-# options of other programs that pages name alone
+# options of other programs that pages name without the program
 FOREIGN = {"--merge", "--from", "--cpu", "--num_processes", "--calibrate-on", "--most", "--root"}
 
 
@@ -33,7 +33,7 @@ def words_of(line: str) -> list[list[str]]:
 
 def parse(words: list[str], whole: bool) -> None:
     """Parse a command as the shell would; ``whole`` = nothing may be missing."""
-    words = [re.sub(r"^([\w-]+)(\|[\w-]+)+$", r"\1", word) for word in words]  # one of several that stand there
+    words = [re.sub(r"^([\w-]+)(\|[\w-]+)+$", r"\1", word) for word in words]  # the first of several alternatives
     if not words:
         return
     group: click.Command = cli

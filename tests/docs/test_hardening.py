@@ -1,4 +1,4 @@
-"""The page of defects names tests that are there."""
+"""The page of defects names existing tests."""
 
 from __future__ import annotations
 

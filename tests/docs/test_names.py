@@ -79,7 +79,7 @@ def attributes(cls: type) -> set[str]:
 
 
 def resolve(dotted: str) -> object:
-    """Import as much as there is of modules, then go on by attributes."""
+    """Import the longest module path, then follow attributes."""
     found: object = edgespec
     path = "edgespec"
     for part in dotted.split(".")[1:]:

@@ -1,4 +1,4 @@
-"""What pages say of the program is what the program does, where a table or a file of it can tell."""
+"""Statements of pages match the program, if a table or a file of it has the fact."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _sources(folder: Path) -> list[Path]:
 
 
 Change = tuple[str, str]
-"""What was changed (a second word of ``MUTATORS``, or ``LINKS``), and how."""
+"""The changed part (a second word of ``MUTATORS``, or ``LINKS``), and how it was changed."""
 
 
 def mutant(seed: Path, folder: Path, rng: Random) -> list[Change]:

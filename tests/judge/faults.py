@@ -109,7 +109,7 @@ def bonus_off_by_one() -> Any:
 
 @contextmanager
 def rounded(spread: float = 0.1) -> Iterator[None]:
-    """Round every row of a pass with guesses otherwise than a row alone, by normal noise of logits: no fault."""
+    """Add normal noise to logits so that passes with draft tokens round differently from single rows: not a fault."""
     start, random = RowSampler.__init__, np.random.default_rng(7)
 
     def init(

@@ -25,7 +25,7 @@ Fields = dict[str, Any]
 
 
 def told(body: Fields, words: Any = WORDS, gap: float = 1.0, **more: Any) -> Fields:
-    """Complete a prompt honestly: what follows depends on its length alone, or it is x, less likely by ``gap``."""
+    """Complete a prompt honestly: the next token depends only on its length, or it is x, less likely by ``gap``."""
     start, most = len(body["prompt"]), body["max_tokens"]  # a token is a character
     heat = body["temperature"]
     other = 1 / (1 + math.exp(gap / heat)) if heat else 0.0

@@ -88,7 +88,7 @@ def made(model_type: str, operators: Operators, maker: Callable[[Operators, str]
 
 
 def test_every_architecture_is_here() -> None:
-    """But for encoder-decoders, and what draws: tests/engine/test_encoder_decoders.py, tests/images/test_drawing.py."""
+    """Encoder-decoders have tests/engine/test_encoder_decoders.py, drawing models tests/images/test_drawing.py."""
     decoders = {name for name, kind in ARCHITECTURES.items() if not issubclass(kind, EncoderDecoder)}
     assert {hf.CONFIGS[name]["model_type"] for name in CASES.values()} == decoders - {"janus", "llamagen"}
 
@@ -120,7 +120,7 @@ def test_architectures_are_lossless_in_int4(made: tuple[str, Engine], model_type
             accepted[method] = accepted.get(method, 0) + result.stats.accepted
     assert all(drafted.values())
     assert accepted["speculative"] > drafted["speculative"] // 2
-    assert sum(accepted.values()) < sum(drafted.values())  # rows were rolled back, too
+    assert sum(accepted.values()) < sum(drafted.values())  # some rows were rolled back
 
 
 @EACH
@@ -143,7 +143,7 @@ def test_architectures_in_trees(made: tuple[str, Engine], model_type: str) -> No
 
 @EACH
 def test_architectures_keep_their_cache(made: tuple[str, Engine], model_type: str) -> None:
-    """What a method leaves in the cache is what a fresh prefill of its text writes, every row of it."""
+    """The cache after a method equals that of a fresh prefill of its text, in every row."""
     _, engine = made
     fresh = open_slot(engine.model)
     for method in METHODS[model_type]:

@@ -1,4 +1,4 @@
-"""Drafting by an assistant over the model's own cache writes plain decoding's text, greedy and drawn, quantized."""
+"""Drafting by an assistant over the model's cache reproduces plain decoding's text, greedy, sampled and quantized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafting by whole blocks writes plain decoding's text, greedy and drawn, quantized."""
+"""Drafting whole blocks reproduces plain decoding's text, greedy, sampled and quantized."""
 
 from __future__ import annotations
 

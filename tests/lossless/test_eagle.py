@@ -1,4 +1,4 @@
-"""The embedded EAGLE-3 drafter writes plain decoding's text, in every format, on both operators, however it is used."""
+"""The embedded EAGLE-3 drafter reproduces plain decoding's text, in every format, on both operators, in every use."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_trees(bundle: Callable[[Format], Path], operators: Operators, form: For
 
 
 def test_turns_and_a_saved_session(bundle: Callable[[Format], Path], operators: Operators, tmp_path: Path) -> None:
-    """A turn goes on where the last one ended; a session is saved without the drafter's cache, which is made anew."""
+    """A turn continues where the last one ended; a session is saved without the drafter's cache, which is rebuilt."""
     with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
         text = engine.codec.encode(PROMPTS[0])
         for more in ("\n\nJULIET:\n", "\n\nROMEO:\nI", ""):
@@ -140,7 +140,7 @@ def test_a_long_prompt_is_read_by_pieces(
 
 @pytest.mark.parametrize("branch", [None, (2,), (2, 2)])
 def test_drawing_keeps_the_distribution(bundle: Callable[[Format], Path], branch: tuple[int, ...] | None) -> None:
-    """Guesses drawn from the drafter and refused or accepted: pairs of tokens come as often as the model says."""
+    """Draft tokens are sampled, then accepted or rejected: pairs of tokens have the model's frequencies."""
     sampling = SamplingParams(temperature=1.6, top_k=3)
     settings = GREEDY.changed(max_new_tokens=3, gamma=2, temperature=1.6, top_k=3, branch=branch)
     with load(bundle("int4"), threads=THREADS) as engine:

@@ -32,7 +32,7 @@ def test_a_chain_keeps_the_distribution(length: int, holes: bool, block: bool) -
     for seed in range(6):
         target, draft = random_model(seed, VOCAB, holes=holes), random_model(seed + 50, VOCAB, 0.6, holes)
         assert off(target, chains(draft, VOCAB, length), length + 1, block) < EXACTLY
-        # a draft that ends behind some token, as it does behind EOS
+        # a draft that ends after some token, as it does after EOS
         assert off(target, chains(draft, VOCAB, length, stop=1), length + 1, block) < EXACTLY
 
 
@@ -96,7 +96,7 @@ def copied(drafts: Iterable[tuple[float, Proposal]], order: list[int]) -> Iterat
 
 @pytest.mark.parametrize("order", [[0, 1, 0], [0, 0, 1], [0, 1, 1, 0]])
 def test_a_sibling_that_comes_twice_changes_nothing(order: list[int]) -> None:
-    """Without replacement q gives it no chance a second time, so it is no evidence."""
+    """Without replacement q is 0 for the second occurrence, so it proves nothing."""
     target, draft = random_model(7, VOCAB), random_model(8, VOCAB)
     assert off(target, copied(trees(draft, [2], True, False), order), 2) < EXACTLY
 
@@ -123,7 +123,7 @@ def test_the_enumeration_sees_a_lossy_rule(accept: Accept, block: bool) -> None:
 
 @pytest.mark.parametrize("block", [False, True])
 def test_forced_guesses_are_followed_by_an_exact_rest(block: bool) -> None:
-    """After a first guess that stands by force the rest has the distribution of plain decoding after it."""
+    """After a first draft token that is forced, the rest has the distribution of plain decoding after it."""
     target, draft = random_model(7, VOCAB), random_model(8, VOCAB)
     found, _ = texts(target, VOCAB, 3, chains(draft, VOCAB, 2), block, Accept(min_block=1))
     first = draft(())

@@ -20,7 +20,7 @@ from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, PROMPTS, TARGET, Written
 
 METHODS = ("ar", "ngram", "self-spec", "speculative", "swift", "medusa", "blockwise", "paradecode", "chain", "auto")
-# chains instead of trees, which are exact on native operators alone, and exits that are also wrong
+# chains instead of trees, which are exact only on native operators, and exits that are also wrong
 CHAINS: dict[str, dict[str, Any]] = {
     "medusa": {"nodes": 1},
     "paradecode": {"threshold": 0.3},
@@ -28,7 +28,7 @@ CHAINS: dict[str, dict[str, Any]] = {
     "auto": {"nodes": 1},
 }
 DRAFTING = METHODS[1:]
-# tokens after each of PROMPTS: refused guesses are what a cell can fail by, and some hundreds of them are in each
+# tokens after each of PROMPTS: rejected draft tokens can make a cell fail, and each cell has some hundreds of them
 LENGTHS = {0: 60, 5: 40, 9: 200, 13: 60, 17: 40, 18: 60}
 CHOSEN = [PROMPTS[at] for at in LENGTHS]
 STORIES = ["Once upon a time, Tim", "One day a cat", "There was the old tree", "Look, said Mum"]
@@ -86,7 +86,7 @@ def assert_equals_plain(
         drafted, accepted = drafted + result.stats.drafted, accepted + result.stats.accepted
     if method == "ar":
         assert drafted == 0
-    elif method != "auto":  # which may find that nothing pays
+    elif method != "auto":  # which may find that no method is faster
         assert 0 < accepted < drafted
 
 
@@ -153,7 +153,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_trees_write_plain_text_where_their_rows_are_exact(
     engine: Callable[..., Engine], form: str, shape: str
 ) -> None:
-    """Bit for bit on native operators; on stock ones texts may leave it at near-ties, and say so."""
+    """Equal bit for bit on native operators; on stock ones texts may differ at near-ties, and report that."""
     made, (method, more) = engine(form), SHAPES[shape]
     exact = made.operators.kind == "native"
     for sampled in ({}, {"temperature": 0.8, "seed": 1, "acceptance": "coupled"}):
@@ -194,7 +194,7 @@ def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path,
 def test_greedy_equals_plain_while_swift_searches(
     engine: Callable[..., Engine], plainly: Greedy, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all the time it wants, also beside other proposers."""
+    """It gets all the time it wants, also with other proposers."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
     made = engine(form)
     expected = [tokens[:80] for tokens in plainly(made, TARGET, CHOSEN, [*LENGTHS.values()])[1:4]]

@@ -1,4 +1,4 @@
-"""Drafting by the layer inside a checkpoint writes plain decoding's text, greedy and drawn, quantized."""
+"""Drafting by the layer inside a checkpoint reproduces plain decoding's text, greedy, sampled and quantized."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_cut_head(native: None, tmp_path: Path) -> None:
 
 @contextmanager
 def untied(model: Path) -> Iterator[dict[str, NDArray[Any]]]:
-    """Give the tensors of a model to change: with an LM head of its own, and with layers that add nothing."""
+    """Yield the tensors of a model to change: with an LM head, and with layers that add nothing."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     for one in (config, config.get("text_config", {})):
         one["tie_word_embeddings"] = False
@@ -139,9 +139,9 @@ def test_norms_without_the_models_one_are_said_where_they_would_help(native: Non
 
 
 def coarse(folder: Path, size: float) -> Path:
-    """Write a model whose MTP layer guesses well, except in formats of few levels.
+    """Write a model whose MTP layer drafts well, except in formats of few levels.
 
-    A weight of ``size`` times the others stands in each block of the matrix that fuses, where the input is always zero.
+    A weight of ``size`` times the others is in each block of the matrix that fuses, where the input is always zero.
     """
     model = write_mtp(folder / "model", DENSE, agrees=True)
     tensors = load_file(model / "model.safetensors")
@@ -205,7 +205,7 @@ def test_formats_are_compared_with_the_format_of_the_head(native: None, tmp_path
 def test_what_cannot_be_is_refused(
     native: None, tmp_path: Path, name: str | None, more: dict[str, object], message: str
 ) -> None:
-    """The last one: a layer of random weights, as one is that a fine-tuning has left behind."""
+    """The last case is a layer of random weights, such as a fine-tuning may leave."""
     made = write_mtp(tmp_path / "model", name) if name else hf.write_reference_checkpoint(tmp_path / "model", DENSE)
     options = ExportOptions(str(made), tmp_path / "bundle", **{"methods": ["mtp"], "threads": 1, **more})  # type: ignore[arg-type]
     with pytest.raises(ExportError, match=message):

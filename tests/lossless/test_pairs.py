@@ -1,6 +1,6 @@
-"""Lone rows as pairs, as on x86 processors without AVX-512: every method writes plain decoding's text, no row is alone.
+"""Single rows as pairs, as on x86 processors without AVX-512: all methods keep plain decoding's text.
 
-``EDGESPEC_STOCK_PAIRS`` turns them on here, whatever the processor.
+``EDGESPEC_STOCK_PAIRS`` turns them on here, on any processor.  No pass may have a single row.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ MORE: dict[str, dict[str, Any]] = {
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planes") / "int8"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(skip_search, "LEAST_ROWS", 128)  # of 1,024 tokens, too
+        patch.setattr(skip_search, "LEAST_ROWS", 128)  # also of 1,024 tokens
         return edgespec.export(TARGET, folder, format="int8", methods=["swift"], threads=2)
 
 
@@ -114,7 +114,7 @@ def test_a_batch_drafts_by_planes(opened: Callable[[str], Engine]) -> None:
 
 
 def test_a_server_drafts_by_planes(exported: Path) -> None:
-    """Whatever is asked of it: one text, pieces of it, and several at once, in turn with a plain one."""
+    """One text, a stream, and several texts at once, alternating with a plain one."""
     models = Models({"int8": exported}, LoadOptions(threads=2), Limits(parallel=2))
     ask = {"model": "int8", "max_tokens": 24, "temperature": 0}
     with TestClient(make_app(models), base_url="http://localhost:8000") as client, ThreadPoolExecutor(4) as pool:
@@ -150,7 +150,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_planes_of_every_kind(
     kind: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each way writes plain decoding's text, continues its own as a conversation does, and so do both in a batch."""
+    """Each way reproduces plain decoding's text, continues its own as in conversations, and so do both in a batch."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text").write_text("There was nothing left to do but wait, and so she sat down. " * 16)
     source, more = KINDS[kind]
@@ -192,7 +192,7 @@ def test_a_bundle_that_nobody_prepared_drafts_by_its_planes(opened: Callable[[st
 
 
 def test_the_export_measures_the_high_planes(exported: Path) -> None:
-    """Though nobody asked for a self-draft: how often a guess is right, by place and by its own probability."""
+    """Without a requested self-draft, it measures acceptance by position and by the draft's probability."""
     manifest = read_manifest(exported)
     part = manifest.methods["self-spec"]
     assert part.skip is not None

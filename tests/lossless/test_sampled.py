@@ -94,7 +94,7 @@ def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine])
         first = made.generate(PROMPTS[0], method=method, **settings)
         made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # what was learned here must not matter
         assert made.generate(PROMPTS[0], method=method, **settings).tokens == first.tokens
-        assert first.stats.drafted or method == "paradecode"  # whose exits are seldom sure of drawn text
+        assert first.stats.drafted or method == "paradecode"  # its exits are seldom confident of sampled text
         assert first.exact == (first.stats.drafted == 0)
         assert first.lossless
 
@@ -106,10 +106,10 @@ ALTERNATIVES = 4  # top_k: two tokens have 4 x 4 texts
 
 
 class RememberedTarget(FunctionTarget):
-    """A graph whose logits are looked up: each different pass runs once on the real slot, and never again.
+    """A target that caches logits: each different pass runs once on the real slot, and never again.
 
-    The loop asks for the same few prefixes twenty thousand times.  Logits are functions of the prefix alone (in strict
-    mode; the tests of the slot say so bit for bit), those of a self-draft of the committed tokens and of its own rows.
+    The loop asks for the same few prefixes twenty thousand times.  Logits depend only on the prefix in strict mode, as
+    the tests of the slot check bit for bit.  Those of a self-draft depend on the committed tokens and the draft's rows.
     """
 
     def __init__(self, slot: Slot) -> None:
@@ -170,7 +170,7 @@ def drafted_pairs(
         skip = skip_set(manifest.methods["self-spec"].skip or SkipSetPart())
         drafter = SelfSpec(target, SkipSet.all_high(target.layers) if target.slot.planes else skip)
     elif method == "swift":
-        step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.0})  # rows are free: siblings pay
+        step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.0})  # rows are free: siblings are worth it
         search = OnlineSearch(target.layers, SkipSet((1, 3), (1, 3)), step, costs.v)
         drafter = Swift(target, search, step, costs, branch=(3,))
     seen: Counter[tuple[int, ...]] = Counter()
@@ -225,7 +225,7 @@ def test_trees_and_blocks_keep_the_distribution(
 
 
 def accept_all(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:
-    """Lossy: every guess the target could have made stands."""
+    """Lossy: accepts every draft token with a nonzero probability."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):
         if rows.distribution(node)[token] == 0:
@@ -235,7 +235,7 @@ def accept_all(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accep
 
 
 def forget_the_residual(proposal: Proposal, rows: RowSampler, noise: Noise, accept: Accept = EXACT) -> Verdict:
-    """Lossy: after a refusal the token is drawn from p, not from what p has and q has not."""
+    """Lossy: after a rejection the token is sampled from p, not from the residual of p and q."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):
         assert proposal.probs is not None

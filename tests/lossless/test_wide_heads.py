@@ -1,7 +1,7 @@
-"""Heads of 256, as Gemma's: every method writes plain decoding's text, while it is short and beyond, on both operators.
+"""Heads of 256, as Gemma's: all methods keep plain decoding's text, short and long, on both operators.
 
-ONNX Runtime cuts the sums of heads wider than 128 where the length of the text says (docs/dev/runtime.md), so rows of a
-pass across 64 tokens are what a method fails by.
+ONNX Runtime splits the sums of heads wider than 128 depending on the length of the text (docs/dev/runtime.md), so a
+method could fail in a pass whose rows cross 64 tokens.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def test_every_method_writes_plain_decodings_text(maker: Made, operators: Operat
                 assert result.exact
                 drafted[method] = drafted.get(method, 0) + result.stats.drafted
                 accepted += result.stats.accepted
-    assert all(count for method, count in drafted.items() if method != "auto")  # which may find that nothing pays
+    # which may find that no method is faster
+    assert all(count for method, count in drafted.items() if method != "auto")
     assert 0 < accepted < sum(drafted.values())
 
 
@@ -78,7 +79,7 @@ def test_trees_differ_at_near_ties_only(maker: Made, operators: Operators) -> No
 
 
 def test_the_cache_is_that_of_a_prefill(maker: Made, operators: Operators) -> None:
-    """Whichever pass wrote a row, and with how many dummies behind it."""
+    """This holds for any pass that wrote a row, with any number of dummies after it."""
     engine = maker(operators, "fp32")
     fresh = open_slot(engine.model)
     for method in ("ar", "self-spec", "medusa", "paradecode"):

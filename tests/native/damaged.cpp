@@ -1,7 +1,7 @@
-// Bundles of strangers through the C interface: files that are cut off, or have other bytes, are refused in words, or
-// run, whatever is asked of them; nothing else happens.
+// Untrusted bundles through the C interface: files that are cut off, or have other bytes, are rejected with a message,
+// or run any request; nothing else happens.
 //
-//   damaged SEED COUNT FOLDER GRAPH...    COUNT changes of each graph and of the weights beside it, written in FOLDER
+//   damaged SEED COUNT FOLDER GRAPH...    COUNT changes of each graph and of its weights, written in FOLDER
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -24,7 +24,7 @@ long opened = 0, passes = 0, refusals = 0;
 
 int below(Random& random, int most) { return static_cast<int>(random() % static_cast<uint64_t>(most)); }
 
-// What a call says: a refusal has words.
+// Whether a call succeeded, or failed with a message.
 bool fine(int status) {
   if (status == EDGESPEC_OK) return true;
   ++refusals;

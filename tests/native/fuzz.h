@@ -1,5 +1,5 @@
-// What the fuzz harnesses share: the operator as ONNX Runtime sees it, behind a stand-in for the part of the C
-// interface that it calls, and inputs for a program that are right until bytes change them.
+// Shared code of the fuzz harnesses: the operator as ONNX Runtime sees it, with a fake of the part of the C interface
+// that it calls, and inputs for a program that are valid until bytes change them.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -22,7 +22,7 @@ constexpr size_t kMostBytes = size_t(1) << 24;  // of a program's buffers and we
 constexpr int kInputs = 8, kOutputs = 4;        // without those of memories and the weights
 enum Input { kPlan, kRows, kGates, kMoves, kKv, kControl, kTables, kHiddenIn, kMemory, kSources };
 
-// Numbers from the bytes of a fuzzer; zeros behind them.
+// Numbers from the bytes of a fuzzer, followed by zeros.
 class Bytes {
  public:
   Bytes(const uint8_t* data, size_t size) : data_(data), end_(data + size) {}
@@ -78,9 +78,9 @@ T* numbers_of(const Tensors& t) {
   return reinterpret_cast<T*>(t.memory->get());
 }
 
-// ---- the stand-in ---------------------------------------------------------------------------------------------------
+// ---- the fake interface ---------------------------------------------------------------------------------------------
 
-// Allocations of the operator until one fails, and calls until the stand-in refuses one; below zero: none.
+// Allocations of the operator until one fails, and calls until the fake refuses one; below zero: none.
 inline std::atomic<long> until_failure{-1}, until_refusal{-1};
 inline long ran = 0;  // passes that were not refused
 
@@ -190,7 +190,7 @@ inline abi::Status* get_output(abi::KernelContext* c, size_t index, const int64_
   });
 }
 
-// One thread beside the caller's, for as long as the program runs.
+// One more thread than the caller's, for as long as the program runs.
 class Helper {
  public:
   Helper() {
@@ -325,7 +325,7 @@ inline std::vector<size_t> weight_sizes(const Program& program, int positions) {
   return sizes;
 }
 
-// Right inputs for a program, chosen by bytes: two passes of it, the second of them a tree behind the first.
+// Valid inputs for a program, chosen by bytes: two passes of it, the second one a tree after the first.
 class Feeds {
  public:
   Context context;
@@ -392,7 +392,7 @@ class Feeds {
     if (blocks_) number(bytes.below(slots_ * blocks_)) = bytes.next() % 2 ? 0 : int32_t(bytes.odd());
   }
 
-  // The next pass: rows behind what the last one left, as a tree; half of the last ones moved, and committed.
+  // The next pass: rows after the last one's, as a tree; half of the last ones moved, and committed.
   void go_on(Bytes& bytes) {
     const int rows = 1 + bytes.below(9);
     chain(rows_, rows);
@@ -446,7 +446,7 @@ class Feeds {
       numbers_of<float>(in[kHiddenIn])[i] = float(i % 7) / 4 - 1;
   }
 
-  // Most gates on; of those around LM heads one alone, as their rows need not fit together; those of steps that fill
+  // Most gates on; only one of those around LM heads, as their rows need not fit together; those of steps that fill
   // memories, or those of steps that read them.
   void choose_gates(Bytes& bytes) {
     std::vector<int> heads;
@@ -471,8 +471,7 @@ class Feeds {
   int64_t past_ = 0;
 };
 
-// ---- kept programs, and a main of its own
-// ------------------------------------------------------------------------------
+// ---- kept programs, and a main function -----------------------------------------------------------------------------
 
 inline std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -515,7 +514,7 @@ int run_files(int count, char** arguments, Make make) {
 
 }  // namespace edgespec
 
-// Allocations of the operator, and of what must not be asked here (standin::apart).
+// Allocations of the operator, and of code that the test must not count (standin::apart).
 void* operator new(size_t bytes) {
   void* const found = edgespec::until_failure.fetch_sub(1) == 0 ? nullptr : std::malloc(bytes ? bytes : 1);
   if (!found) throw std::bad_alloc();

@@ -1,8 +1,8 @@
-// What a native node is given, from any bytes: plans, rows, gates, moves, caches, controls, tables, hidden states and
-// weights of kept programs, two passes each.  It runs or is refused in words; nothing else happens.
+// Inputs of a native node from any bytes: plans, rows, gates, moves, caches, controls, tables, hidden states and
+// weights of kept programs, two passes each.  It runs or fails with a message; nothing else happens.
 //
-//   fuzz_inputs SEED COUNT FILE...    the files, then random bytes
-//   fuzz_inputs memory                each allocation and each call of ONNX Runtime fails once: see below
+//   fuzz_inputs SEED COUNT FILE...    the files, then random bytes fuzz_inputs memory                each allocation
+//   and each call of ONNX Runtime fails once: see below
 #include "fuzz.h"
 
 namespace edgespec {
@@ -77,8 +77,8 @@ std::vector<uint8_t> given(const Context& context) {
   return all;
 }
 
-// Everything that can fail, one after the other: making a node, passes with it.  Each failure is an error in words, and
-// the pass that comes after it gives what it would have given.  How many failed.
+// Everything that can fail, one after the other: making a node, passes with it.  Each failure is an error with a
+// message, and the next pass gives its usual result.  Returns the number of failures.
 long failures(const std::string& text, std::atomic<long>& until, const std::string& word) {
   constexpr long kMost = 100000;
   long failed = 0;

@@ -1,4 +1,4 @@
-// The program of a native node from any bytes, and two passes of what can be read: it runs or is refused in words.
+// The program of a native node from any bytes, and two passes if it can be parsed: it runs or fails with a message.
 //
 //   fuzz_program SEED COUNT FILE...    the files, then mutants of the kept programs
 #include "fuzz.h"

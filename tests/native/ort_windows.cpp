@@ -3,7 +3,7 @@
 //   ort_windows onnxruntime.dll edgespec.dll model.onnx FOLDER
 //
 // FOLDER/given: a line for each input, "NAME TYPE BYTES DIMENSIONS..." (types as in abi.h), and FOLDER/NAME its
-// numbers. Writes FOLDER/NAME for each output, and what the inputs are now, too: caches are updated in place.
+// numbers.  Writes FOLDER/NAME for each output, and also the inputs after the run: caches are updated in place.
 #include <windows.h>
 
 #include <fstream>

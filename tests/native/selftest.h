@@ -1,4 +1,4 @@
-// What the test program's parts share: made-up numbers, and what each part offers.
+// Shared code of the test program's parts: generated numbers, and each part's functions.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -246,9 +246,9 @@ void passes(bool brief);
 void numbers();
 // The system, its name for each kind of core and how many there are of it.
 void print_processor();
-// Medians of `turns` passes over matrices, in turns with both roofs, as JSON.  rows: "1,2"; shape: "NxK,NxK".
+// Medians of `turns` passes over matrices, interleaved with both roofs, as JSON.  rows: "1,2"; shape: "NxK,NxK".
 void print_speed(int threads, int turns, int layers, int megabytes, const std::string& rows, const std::string& shape);
-// The same of attention alone behind `depth` tokens, beside the bandwidth of the memory.  heads: "HEADSxKVxDIM".
+// The same for attention after `depth` tokens, with the bandwidth of the memory.  heads: "HEADSxKVxDIM".
 void print_attention(int threads, int turns, int layers, int megabytes, const std::string& rows, int depth,
                      const std::string& heads);
 

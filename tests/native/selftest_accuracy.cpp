@@ -27,7 +27,7 @@ class Worst {
   std::map<std::string, double> worst_;
 };
 
-// Element [column, i] of a tile, by the words of layout.h; of kP8 of the high plane alone.
+// Element [column, i] of a tile, as layout.h defines it; for kP8 only the high plane's.
 double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
   const int block = i / kBlock, at = i % kBlock;
   if (takes_floats(kind)) return float_at(kind, tile, size_t(i) * kTile + column);
@@ -37,7 +37,7 @@ double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
     std::memcpy(&scale, tile + size_t(blocks_of(k)) * 512 + size_t(column) * 4, 4);
     return (tile[size_t(block) * 512 + at / 4 * 64 + column * 4 + at % 4] - 128) * double(scale);
   }
-  // blocks of what two scales are for lie behind two rows of them
+  // blocks that share two scales come after two rows of them
   const int together = kKinds[kind].size / 16;
   const size_t payload = kind == kQ8 ? 512 : 256;
   const uint8_t* first = tile + size_t(block / together) * (64 + together * payload);
@@ -179,7 +179,7 @@ void accuracy_steps(const Kernels& kernels, Random random, Worst& worst) {
     Floats y(kCount);
     for (int fn = kGelu; fn < kFns; ++fn) {
       kernels.glu[fn](x.get(), ones.get(), kCount, y.get());
-      for (int i = 0; i < kCount; ++i) {  // below 0 all but nothing is left: absolute
+      for (int i = 0; i < kCount; ++i) {  // below 0 nearly nothing is left: absolute
         const double exact = exact_fn(fn, x[i]), error = std::fabs(y[i] - exact);
         worst.offer(std::string(kFnNames[fn]) + (x[i] > 0 ? "" : "_below"), x[i] > 0 ? error / exact : error);
       }
@@ -225,7 +225,7 @@ void accuracy_steps(const Kernels& kernels, Random random, Worst& worst) {
     }
   }
   Floats y(kTile);
-  for (int c = 0; c < kTile; ++c) y[c] = c % 2 ? NAN : 1.f;  // what is no number stays none
+  for (int c = 0; c < kTile; ++c) y[c] = c % 2 ? NAN : 1.f;  // NaN stays NaN
   kernels.softcap(y.get(), kTile, 30.f);
   for (int c = 0; c < kTile; ++c) worst.offer("softcap_nan", std::isnan(y[c]) == (c % 2 == 1) ? 0 : 1);
 }

@@ -1,4 +1,4 @@
-// How fast passes read keys and values behind a long text, beside what memory allows (benchmarks/device.py).
+// Speed of reading keys and values after a long text, compared with the memory's limit (benchmarks/device.py).
 #include "selftest_timing.h"
 
 namespace edgespec {

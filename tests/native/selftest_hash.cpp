@@ -37,7 +37,7 @@ void hash_linear(const Kernels& kernels, Random random) {
           const auto acts = make_acts(random, static_cast<Kind>(kind), k, rows, make);
           const void* act = takes_floats(static_cast<Kind>(kind)) ? static_cast<const void*>(floats.get()) : acts.get();
           for (const int columns : {16, 15, 8, 3}) {
-            const size_t ld = 21;  // what lies between the rows must stay as it is
+            const size_t ld = 21;  // gaps between the rows must not change
             Floats y(rows * ld);
             std::fill(y.begin(), y.end(), 7.f);
             kernels.linear[kind](tile.get(), k, act, rows, y.get(), ld, columns);
@@ -49,7 +49,7 @@ void hash_linear(const Kernels& kernels, Random random) {
     }
 }
 
-// Two planes give the bits that their bytes give; the high one alone what a packed kQ4 gives, 16 times.
+// Two planes give the same bits as bytes; only the high one, those of a packed kQ4, times 16.
 void hash_planes(const Kernels& kernels, Random random) {
   Hash hash;
   for (const int k : {5, 32, 64, 97, 130, 192, 896}) {
@@ -206,7 +206,7 @@ void hash_functions(const Kernels& kernels, Random random) {
     for (const float mean : {0.f, 100.f}) {
       Floats x = normals(random, k), y(k + 3);
       for (float& v : x) v += mean;
-      std::fill(y.begin(), y.end(), 7.f);  // what lies beyond the row must stay as it is
+      std::fill(y.begin(), y.end(), 7.f);  // numbers beyond the row must not change
       kernels.center(x.get(), k, y.get());
       hash.add(y);
     }

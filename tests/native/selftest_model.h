@@ -38,7 +38,7 @@ struct Model {
     text += "logits act=3 w=" + std::to_string(table) + " kind=q4 n=100 k=96 scale=0.5 cap=20 bias=" + vector(kVocab) +
             "\n";
 
-    // three heads over the LM head; three with LM heads of their own; two by way of a narrower layer
+    // three heads over the LM head; three with separate LM heads; two by way of a narrower layer
     text += "floats 3 96\nfloats 4 288\nfloats 5 96\nfloats 6 192\n";
     const std::string wide = "norm " + last + "out=3 rows=1\nquantize x=3 k=96 kind=" + form +
                              " out=0 rows=2\nlinear act=0 " + named("w", 3 * kHidden, kHidden, kind) + " kind=" + kind +
@@ -174,7 +174,7 @@ struct Row {
 
 using Logits = std::vector<float>;  // of one row
 
-// What a pass is asked for beside its rows.
+// Options of a pass, without its rows.
 struct Wanted {
   std::vector<int> gates;      // that are on
   std::vector<int64_t> heads;  // rows that reach an LM head
@@ -195,7 +195,7 @@ struct Given {
   std::vector<Logits> logits, hidden;
 };
 
-// The cache of some slots and what it takes to run passes on it.  Blocks of a pool lie in the wrong order.
+// The cache of some slots, and the inputs to run passes on it.  Blocks of a pool are in a shuffled order.
 class Runner {
  public:
   bool high = false;  // of two planes only the high one is read
@@ -316,7 +316,7 @@ class Runner {
         table(slot)[block] = (layout_.table - block) * slots_ - slot - 1;
   }
 
-  // Where the blocks of a slot of a pool lie.
+  // Table of the blocks of a slot of a pool.
   int32_t* table(int slot) {
     return reinterpret_cast<int32_t*>(kv_->get() + slot * layout_.slot_bytes() + layout_.header_bytes());
   }
@@ -356,7 +356,7 @@ class Runner {
 
 inline int64_t token_at(int64_t position) { return (position * 37 + position / 7 * 11 + 5) % Model::kVocab; }
 
-// Rows `from` to `from + n` of the sequence: the first is told what it sees, the others follow their parents.
+// Rows `from` to `from + n` of the sequence: the first has its visible tokens set, the others follow their parents.
 inline std::vector<Row> chain(int64_t from, int n, int64_t slot = 0, int first_row = 0) {
   std::vector<Row> rows;
   for (int i = 0; i < n; ++i)

@@ -1,4 +1,4 @@
-// A NaN or an infinity in one activation is not lost on its way: it makes every logit behind it NaN or infinite.
+// A NaN or an infinity in one activation is not lost on its way: it makes every later logit NaN or infinite.
 #include <limits>
 
 #include "selftest_model.h"

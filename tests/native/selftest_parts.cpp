@@ -1,4 +1,4 @@
-// Parts of a model: layers run apart, hidden states out and in, groups of heads.
+// Parts of a model: layers run separately, hidden states out and in, groups of heads.
 #include "selftest_model.h"
 
 namespace edgespec {
@@ -36,7 +36,7 @@ void pass_layers(Runner& runner, int tokens, const std::string& name) {
       wanted.gates.insert(wanted.gates.end(), {Gate::kLoad, Gate::kStore, Gate::kLm});
       wanted.hidden = front;
       std::vector<Row> rows = chain(from, n);
-      for (Row& row : rows) row.token = -5;  // nobody looks
+      for (Row& row : rows) row.token = -5;  // not read
       const Given given = runner.run(rows, 3, wanted);
       for (int i = 0; i < n; ++i) {
         const std::string what = name + ", resumed after " + std::to_string(split) + " layers, row ";

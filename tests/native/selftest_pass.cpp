@@ -50,9 +50,9 @@ void pass_slots(Runner& runner, const std::vector<Logits>& expected, int threads
   }
 }
 
-// A tree of proposals, places of whose rows are in no order: each has the bits of the chain of its ancestors, decoded
-// one by one where they belong.  Then a branch is accepted by moving it there, and the sequence goes on as if nothing
-// had happened.
+// A tree of proposals, whose rows are stored in any order: each has the bits of the chain of its ancestors, decoded one
+// by one in order.  Then a branch is accepted by moving it there, and the sequence continues as if nothing had
+// happened.
 void pass_tree(Runner& runner, const std::vector<Logits>& expected, int start, int threads, const std::string& name) {
   constexpr int kBranch = 3, kAway = 7;
   const auto begin = [&] {
@@ -102,7 +102,7 @@ void pass_tree(Runner& runner, const std::vector<Logits>& expected, int start, i
     same(expected[next + i], logits[i], name + ", after moves, token " + std::to_string(next + i));
 }
 
-// Two slots go on from the beginning of a third, which goes on itself.
+// Two slots continue from the beginning of a third, which itself continues.
 void pass_shared(Runner& runner, const std::vector<Logits>& expected, int threads, const std::string& name) {
   constexpr int kCommon = kKvBlock + 5;
   const int left = std::min(11, static_cast<int>(expected.size()) - kCommon);

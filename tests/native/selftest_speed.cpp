@@ -1,4 +1,4 @@
-// How fast passes multiply by matrices, beside what memory and dot products allow (benchmarks/device.py).
+// Speed of products with matrices, compared with the limits of memory and dot products (benchmarks/device.py).
 #include <sys/mman.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ using Shape = std::pair<int, int>;  // [n, k]
 class Held {
  public:
   Held(Kind kind, size_t bytes) {
-    constexpr int kTogether = 8 * kBlock;  // from here on every kind repeats, but for scales that lie behind all codes
+    constexpr int kTogether = 8 * kBlock;  // every kind repeats from here on, except scales stored after all codes
     const size_t together = tile_bytes(kind, kTogether);
     const size_t period = std::lcm(together, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
     Random random(5);

@@ -1,4 +1,4 @@
-// What the parts that measure time share: lists of words, medians, and one pass by several threads.
+// Shared code of the parts that measure time: lists of words, medians, and one pass by several threads.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -26,7 +26,7 @@ inline double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// Milliseconds of a pass of a chain of rows behind `depth` tokens; `in` lacks only the plan.
+// Milliseconds of a pass of a chain of rows after `depth` tokens; `in` lacks only the plan.
 inline double timed(const Program& program, PassInputs in, Scratch& scratch, int depth, int rows, int threads) {
   std::vector<int64_t> plan(size_t(6) * rows);
   for (int r = 0; r < rows; ++r) {

@@ -1,6 +1,6 @@
 // Sessions over one model, each in its own thread, as in a program that serves several users.
 //
-//   sessions GRAPH SESSIONS TOKENS        exit 0: every session wrote what the first one wrote alone
+//   sessions GRAPH SESSIONS TOKENS        exit 0: every session got the text of a single one
 #include <cstdio>
 #include <cstdlib>
 #include <thread>

@@ -71,7 +71,8 @@ def words(path: Path) -> str:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in PLUGINS.iterdir() if (path / "__init__.py").is_file()))
 def test_the_core_names_no_plugin(name: str) -> None:
-    found = {"lossy": "lantern|edgespec.plugins"}.get(name, name)  # its rules: a word of the core, too
+    # names of its rules, because the core also uses the word
+    found = {"lossy": "lantern|edgespec.plugins"}.get(name, name)
     named = re.compile(rf"(?i)(?<![a-z])({found})(?![a-z])")
     core = [path for path in sorted((ROOT / "edgespec").rglob("*.py")) if PLUGINS not in path.parents]
     assert len(core) > 200

@@ -1,4 +1,4 @@
-"""ParaDecode's passes: what drafting ran of one is not run again, and a failure costs the drafter alone."""
+"""ParaDecode's passes: layers that drafting ran are not run again, and a failure costs only the drafter."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def searched(seed: int, losses: Callable[[SkipSet], float], windows: int, layers
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_search_finds_a_planted_good_set(seed: int) -> None:
-    def losses(skip: SkipSet) -> float:  # attention above layer 3 is free, everything else is dear
+    def losses(skip: SkipSet) -> float:  # attention above layer 3 is free, everything else is expensive
         return (
             0.005 * sum(i > 3 for i in skip.attention)
             + 0.2 * sum(i <= 3 for i in skip.attention)
@@ -235,7 +235,7 @@ def test_where_candidates_come_from_and_when_the_best_is_scored_again() -> None:
     assert set(between) == {8}
     sources = [search.sources[number] for number in range(1, search.candidates + 1)]
     assert [source == "model" for source in sources] == [number % 3 == 0 for number in range(1, len(sources) + 1)]
-    assert 0.2 < sources.count("any") / (len(sources) - sources.count("model")) < 0.4  # drawn anew: 3 of 10
+    assert 0.2 < sources.count("any") / (len(sources) - sources.count("model")) < 0.4  # sampled again: 3 of 10
 
 
 def test_sizes_of_candidates() -> None:
@@ -267,7 +267,7 @@ def test_a_search_with_nothing_in_sight_ends_early_only_where_nearly_all_guesses
 
 @pytest.fixture
 def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As much of a manifest as the store looks at, and a cache folder of its own."""
+    """Return the part of a manifest that the store reads, with a new cache folder."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
     files = {"model.data": SimpleNamespace(sha256="ab" * 32)}
     return SimpleNamespace(files=files, target=SimpleNamespace(weights="model.data"))
@@ -298,7 +298,7 @@ def test_a_found_set_is_kept_and_the_search_goes_on_from_it(manifest: Any, tmp_p
 
 
 def test_forgetting_what_another_process_has_forgotten(manifest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that goes between the listing and its turn is no failure, and the others go all the same."""
+    """A file that vanishes after the listing raises no error, and the others are still removed."""
     stores = [SkipStore(manifest, "native", kind) for kind in ("chat", "code", "text")]
     for store in stores:
         store.save(search())
@@ -419,7 +419,7 @@ def test_counts_are_kept_to_a_thousandth_and_a_file_is_read_once(
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "not" / "there"))
     writer, reader = (SkipStore(manifest, "native", "text") for _ in range(2))
     found, other = search(), search()
-    assert not reader.load(other)  # there is no file
+    assert not reader.load(other)  # the file does not exist
     found.records = {SkipSet((1, 6), (2,)): Record(12.3456, 20.7654, 3), SkipSet((), (1, 6)): Record(0, 10**6, 10**6)}
     writer.save(found)
     assert not writer.note

@@ -31,7 +31,7 @@ VOCAB, LAYERS = 11, 8
 START = SkipSet((1, 3, 5), (1, 3, 5))
 GOOD = SkipSet((2, 3, 4, 5, 6), (4,))
 FLAT = CostModel({1: 1.0, 16: 1.5}, 0.5)
-FREE = CostModel({1: 1.0, 2: 1.0}, 0.5)  # rows are free: siblings always pay
+FREE = CostModel({1: 1.0, 2: 1.0}, 0.5)  # rows are free: siblings are always worth it
 NOTHING = Output(np.zeros((1, VOCAB), np.float32))
 
 
@@ -41,7 +41,7 @@ def bad_parts(skip: SkipSet) -> int:
 
 
 class PlantedTarget(FunctionTarget):
-    """A target whose drafts are right but for one token in five per sub-layer that had better stayed in."""
+    """A target whose drafts are right, except one token in five for each sub-layer that must not be skipped."""
 
     can = FunctionTarget.can | {HYPOTHESES}
 
@@ -259,7 +259,8 @@ def test_confidence_follows_the_chain_alone() -> None:
     _, drafter = make()
     tree = Proposal(np.arange(6), np.array([-1, 0, 1, -1, 0, 1]))
     seen = drafter.confidence.seen
-    for path, counts in (([0, 1, 2], [0, 0, 2, 1]), ([0, 4], [0, 0, 4, 1])):  # a sibling is no match of the chain
+    # a sibling does not count as a match of the chain
+    for path, counts in (([0, 1, 2], [0, 0, 2, 1]), ([0, 4], [0, 0, 4, 1])):
         drafter._sure = [0.4, 0.4, 0.6]
         drafter.observe(tree, Verdict(path, 1), NOTHING)
         assert seen[:4] == counts

@@ -124,7 +124,7 @@ def test_a_plot_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
 
 
 class Ticks:
-    """A clock that goes on by ``step`` seconds whenever it is read."""
+    """A clock that advances by ``step`` seconds whenever it is read."""
 
     def __init__(self, step: float) -> None:
         self.now, self.step = 0.0, step
@@ -180,7 +180,7 @@ def test_texts_are_as_long_as_time_allows(seconds: float, step_ms: float, room: 
 
 
 def text(rounds: Sequence[tuple[int, float, float]], tokens: int = 0, other: float = 0.0) -> Result:
-    """Make a text of rounds of (rows, drafts, pass) and what each took beside them, in milliseconds."""
+    """Make a text of rounds of (rows, drafts, pass) with their other time, in milliseconds."""
     made = result(tokens, len(rounds), 0, 0)
     made.stats.other_ms = other * len(rounds)
     made.stats.recent.extend(RoundTime(draft, ms, rows, drafted=rows - 1) for rows, draft, ms in rounds)
@@ -208,7 +208,7 @@ def test_passes_over_the_same_graph_are_timed_together() -> None:
     assert found["speculative"].speedup == pytest.approx(1.5 * 11 / (1.5 + 13))
     assert found["speculative"].rows == {1: 4, 2: 4}
     assert found["paradecode"].speedup == pytest.approx(11 / 11)  # layers had run before
-    assert apart["ar"].verify_ms == 10.0  # a graph of its own
+    assert apart["ar"].verify_ms == 10.0  # a separate graph
     assert apart["ngram"].verify_ms == 11.0
 
 

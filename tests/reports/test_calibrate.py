@@ -53,7 +53,7 @@ def opened(bundles: Callable[..., Path]) -> Bundle:
 
 
 def short(seconds: float = 0.3, prompts: Any = OWN, context: int | None = 200, **load: Any) -> dict[str, Any]:
-    """Return these bundles have no prompts of their own."""
+    """Return options of a short calibration; these bundles include no prompts."""
     options = LoadOptions(threads=THREADS, context=context, **load)
     return {"options": options, "seconds": seconds, "prompts": prompts}
 
@@ -92,7 +92,7 @@ def test_everything_is_measured(opened: Bundle, operators: Any) -> None:
 
 
 def test_a_drafter_has_two_costs(tmp_path: Path, native: None) -> None:
-    """Of a round's first step, and of any other: in the manifest, in the profile, and where control starts from."""
+    """The first step of a round has its own cost, in the manifest, in the profile, and where control starts."""
     manifest = export_model(
         ExportOptions("builtin:shakespeare", tmp_path / "bundle", ["eagle"], threads=1), golden=False
     )
@@ -195,7 +195,10 @@ def test_a_busy_machine_is_tried_again_and_the_steadiest_try_counts(
     now = [0.0]
 
     def passes(*tries: float) -> list[float]:
-        """Milliseconds of one row, their spread, and the turns; every second turn of a try takes so many seconds."""
+        """Return milliseconds of one row, their spread, and the turns.
+
+        ``tries``: seconds of every second turn of each try.
+        """
         turns: Counter[int] = Counter()
 
         def over(slot: Slot, rows: int) -> Callable[[], object]:

@@ -27,7 +27,7 @@ LLAMA = {"build_commit": "abc123", "model_filename": "/models/small.gguf", "mode
 
 
 class Page(HTMLParser):
-    """What a page is made of."""
+    """Parts of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_a_page_holds_all_figures_and_needs_nothing_else(
 
 
 def test_it_counts_the_runs_that_the_terminal_counts(own: Engine, figures: list[MethodFigures], tmp_path: Path) -> None:
-    """Plain decoding is what the others are compared with, and no run of its own."""
+    """Plain decoding is the reference of the others, and not a separate run."""
     text = write(tmp_path / "out.html", own, figures, busy="the machine was busy: so it was")
     rows = [figure.as_dict() for figure in figures]
     same, runs = (sum(row[key] for row in rows[1:]) for key in ("same_text", "runs"))

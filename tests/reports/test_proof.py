@@ -1,4 +1,4 @@
-"""Golden vectors, and proofs that methods write what plain decoding writes."""
+"""Golden vectors, and proofs that methods reproduce plain decoding's text."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_later_token_that_plain_decoding_would_not_write_is_no_near_tie(
 def test_sampled_text_is_compared_with_its_noise(
     engine: Get, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What plain decoding draws after a changed token is the best of the scores there."""
+    """Plain decoding's sample after a changed token has the best score there."""
     made = engine()
     prompt = made.codec.encode(PROMPTS[0])
     wanted = Settings(method="ar", max_new_tokens=12, ignore_eos=True, sampling=params)

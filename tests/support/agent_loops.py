@@ -87,11 +87,11 @@ def openai_chat(url: str, model: str) -> str:
 
 
 def chat(complete: Callable[..., Any], kept: Callable[[Any], Any], **ask: Any) -> str:
-    """Run the loop of a client that completes chats -> what was said last.
+    """Run the loop of a client that completes chats -> the last answer.
 
     Args:
         complete: asks for a completion.
-        kept: makes what goes back of a message.
+        kept: converts an answer to the message that is sent back.
         ask: its other arguments.
     """
     messages: list[Any] = [{"role": "user", "content": ASK}]

@@ -23,7 +23,7 @@ from tests.support.passes import run_layers
 
 TARGET = "gemma4_shared"
 STEP = Path(__file__).parents[1] / "data" / "reference" / "gemma4_assistant.npz"
-"""What transformers makes of ``step_inputs`` (tools/make_assistant_reference.py)."""
+"""Results of transformers for ``step_inputs`` (tools/make_assistant_reference.py)."""
 SIZE, INNER, HEADS, EPS = 32, 48, 4, 1e-6
 KINDS = ("sliding_attention", "full_attention", "sliding_attention", "full_attention")
 SETTINGS: dict[str, Any] = {"hidden_size": SIZE, "intermediate_size": INNER, "num_hidden_layers": len(KINDS),

@@ -19,7 +19,7 @@ from numpy._core._multiarray_umath import __cpu_dispatch__ as parts  # type: ign
 from numpy._core._multiarray_umath import __cpu_features__ as features
 
 XGETBV = re.compile(rb"(?<!\x83[\xc0-\xff])(?<!\xc1[\xc0-\xff])\x0f\x01\xd0")
-"""Not within `and`, `ror` and the like of a register by 15, and `add eax, edx` behind it."""
+"""Not within `and`, `ror` and the like of a register by 15, followed by `add eax, edx`."""
 AVX = b"\x6a\x07\x58"  # push 7, pop rax: x87, SSE and AVX
 PLACES = 4
 """How many a library has. Another number in another version is to be looked at: what only looks like it must stay."""

@@ -94,7 +94,7 @@ WRITE: dict[str, Callable[[list[Call]], str]] = {
     "phi": lambda calls: f"<|tool_call|>[{', '.join(map(_named, calls))}]<|/tool_call|>",
     "json": lambda calls: "\n".join(map(_named, calls)),
 }
-"""A format -> what its models write."""
+"""A format -> its models' output."""
 
 TEMPLATES = {
     "hermes": "<tool_call>\n{{ call | tojson }}\n</tool_call>",
@@ -109,4 +109,4 @@ TEMPLATES = {
     "phi": "<|tool_call|>",
     "json": "{{ messages }}",
 }
-"""What the chat templates of a format contain."""
+"""Text in the chat templates of a format."""

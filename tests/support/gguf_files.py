@@ -37,7 +37,7 @@ SANDWICH = NAMES | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-"""Of models with norms before and after each sub-layer."""
+"""Names for models with norms before and after each sub-layer."""
 
 Change = Callable[[GGUFWriter], object]
 

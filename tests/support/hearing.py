@@ -1,8 +1,8 @@
 """Small decoders with audio input, two of every kind, and transformers' results of them.
 
-tests/data/reference/hearing.npz (tools/make_hearing_reference.py makes it) has of each what sight.npz has of models
-that read images (tests/support/sight.py); of recordings, ``features.N`` float32 [frames // 7, bands] and ``sound.N``
-float32 [rows // 7, width].  The prompt is ``BEFORE``, the first recording between ``AROUND``, ``AFTER``.
+tests/data/reference/hearing.npz (made by tools/make_hearing_reference.py) has for each the same as sight.npz for models
+that read images (tests/support/sight.py).  For recordings it has ``features.N`` float32 [frames // 7, bands] and
+``sound.N`` float32 [rows // 7, width].  The prompt is ``BEFORE``, the first recording between ``AROUND``, ``AFTER``.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ CONFIGS: dict[str, Config] = {name: case.config for name, case in CASES.items()}
 SEEDS = {name: case.seed for name, case in CASES.items()}
 DTYPES = {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
-"""What an export is limited to, where not to the model's own limit."""
+"""The context of an export, if it is not the model's own limit."""
 _NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "lfm2_moe", "lfm3", "olmo_hybrid", "olmoe", "qwen3_5_moe_text",
                 "qwen3_5_text", "qwen3_moe", "qwen3_next")  # fmt: skip
 NATIVE_ONLY = {

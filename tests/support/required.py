@@ -21,7 +21,7 @@ HERE = (
     "for adapters without float16 shaders",
     "software Vulkan takes minutes",  # a draft in float16
 )
-"""What depends on the machine, the versions of packages, or data beside the repository."""
+"""Reasons that depend on the machine, the versions of packages, or data next to the repository."""
 NOTHING_NATIVE = (
     r"no C\+\+ compiler",
     "no native operators here",

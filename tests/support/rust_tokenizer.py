@@ -22,7 +22,7 @@ SYSTEM = {
     ARM: ("-lgcc_s", "-lpthread", "-lm", "-ldl"),
     WINDOWS: ("-lkernel32", "-lntdll", "-luserenv", "-lws2_32", "-ldbghelp"),
 }
-"""What a program over the static library is linked with, too."""
+"""Other libraries that a program over the static library must link."""
 LIMIT = 1800  # seconds: a busy machine may be slow
 
 

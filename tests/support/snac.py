@@ -1,8 +1,8 @@
 """A small codec of SNAC's kind and a small model of Orpheus' kind, both of random weights.
 
-tests/data/reference/snac.npz (tools/make_snac_reference.py makes it) has ``tensors``, JSON of names and shapes as the
-authors' code saves them, and of ``codes()`` every eighth sample of its ``sound`` and what Orpheus' own code makes
-``heard`` of them.
+tests/data/reference/snac.npz (made by tools/make_snac_reference.py) has ``tensors``, JSON of names and shapes as the
+authors' code saves them.  For ``codes()`` it has every eighth sample of the ``sound``, and of the result of Orpheus'
+own code.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Depths:
     that it may read, of its own rows or of single rows, for any text before it.
 
     Args:
-        model: whose rows are compared, of one layer.
+        model: of one layer, whose rows are compared.
         longest: tokens that are filled.
     """
 

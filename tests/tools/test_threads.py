@@ -1,4 +1,4 @@
-"""Processes of the tests share the cores: libraries must have heard of that before they start threads."""
+"""Processes of the tests share the cores: libraries must be configured before they start threads."""
 
 from __future__ import annotations
 
