@@ -20,7 +20,7 @@ from edgespec.signatures import takes
 
 WeightPrecision = Literal["full", "high"]  # of int8 weights: both planes, or the high one
 LONGEST_ON_DEVICE = 4096  # tokens of a slot on a device where no context is asked for: its buffers do not grow
-GAMMA = 8  # most guesses a round that adaptive control takes
+GAMMA = 8  # maximum draft tokens per round of adaptive control
 
 
 class LoadChanges(TypedDict, total=False):
@@ -189,7 +189,7 @@ class RunOptions:
     context: int = 512  # tokens held at once, prompt and answer
     # native operators: how keys and values are kept; None = what the bundle was exported for
     attention: Attention | None = None
-    gamma: int = GAMMA  # most guesses a round; of a tree its nodes
+    gamma: int = GAMMA  # maximum draft tokens per round; nodes of a tree
     batch: int = 1  # sequences decoded together
     threads: int = 2  # of ONNX Runtime
     chunk: int = PREFILL_CHUNK  # rows of a prefill's pass

@@ -13,22 +13,23 @@ object Edgespec {
      *
      * @param bundle its folder.
      * @param threads of passes; null = as many as there are processors, at most four.
-     * @param context most tokens of a sequence; null = what the bundle was exported for.  Memory grows with use.
+     * @param context maximum tokens of a sequence; null = the limit of the export.  Memory grows with use.
      * @param strict use the graph whose rows have the same bits in every pass.
      * @param check compare the SHA-256 of every file first.
      * @param operators auto, stock or native.
      * @param library the native operators, `libedgespec.so`; null = there are none.
-     * @param attention how native operators keep keys and values; null = what the bundle was exported for.
-     * @param draftAttention int4, nomad or nomad2: what self-drafts read.
-     * @param ngramStore a file of `edgespec ngram build`, where method ngram looks too.
-     * @param cache a folder of the app's own, as `cacheDir`, for prompts that were read and what method swift finds; null = none.
-     * @param promptCache most bytes that those prompts take, and at most a tenth of the free disk; 0 = none is kept.
-     * @param memory what the system says of memory, asked before every request: requests get a cheaper method, with the reason, or are refused where
-     *   they would not fit; null = nothing is counted.
-     * @param precision full, or high: of int8 weights in two planes only the high one is read, a model of 4 bits with a text of its
-     *   own, in the memory that it takes; native operators.
-     * @param onOnnxRuntime run native operators as ONNX Runtime's, too; else their library runs them alone, with the same bits.
-     * @param heat how hot the device is, asked while it decodes: a hot one is spared threads and guesses, and writes the same text.
+     * @param attention KV-cache format of native operators; null = the export's default.
+     * @param draftAttention int4, nomad or nomad2: format of the keys that self-drafts read.
+     * @param ngramStore a file of `edgespec ngram build`, which method ngram also searches.
+     * @param cache a folder of the app, such as `cacheDir`, for computed prompts and results of method swift; null = none.
+     * @param promptCache maximum bytes of those prompts, also limited to a tenth of the free disk; 0 = prompts are not stored.
+     * @param memory the system's memory information, read before every request: a request that would not fit gets a cheaper method, with
+     *   the reason, or is refused; null = memory is not checked.
+     * @param precision full, or high: for int8 weights in two planes only the high one is read.  That is a model of 4 bits, with a
+     *   different text and less memory; native operators only.
+     * @param onOnnxRuntime run native operators in ONNX Runtime; otherwise only their library runs them, with the same bits.
+     * @param heat temperature level of the device, read while it decodes: a hot device uses fewer threads and draft tokens, with the same
+     *   text.
      * @throws EdgespecError [BundleError], [BudgetError], [InvalidRequest] or [StoreError], each with what to do.
      */
     @JvmStatic
@@ -54,12 +55,12 @@ class BundleError(what: String, hint: String? = null, cause: Throwable? = null) 
 /** Nothing fits the memory that there is, or what was asked for does not. */
 class BudgetError(what: String, hint: String? = null) : EdgespecError(what, hint)
 
-/** An n-gram store cannot be read: not a store, damaged, too new, or of another tokenizer. */
+/** An n-gram store cannot be read: it is not a store, damaged, newer than this version, or of another tokenizer. */
 class StoreError(what: String, hint: String? = null, cause: Throwable? = null) : EdgespecError(what, hint, cause)
 
-/** A generation request that cannot be served: empty prompt, too long, nonsense settings. */
+/** A generation request that cannot be served: an empty or long prompt, invalid settings. */
 class InvalidRequest(what: String, hint: String? = null, cause: Throwable? = null) : EdgespecError(what, hint, cause)
 
-/** What a library's error says, in a line. */
+/** The first line of a library's error message. */
 fun firstLine(error: Throwable): String =
     (error.message ?: "").lineSequence().firstOrNull { it.isNotBlank() } ?: error.javaClass.simpleName

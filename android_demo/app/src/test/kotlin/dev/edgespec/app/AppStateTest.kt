@@ -78,7 +78,7 @@ class AppStateTest {
         } } }
         assertTrue("graph" in state.status, state.status)
         assertEquals(state.proofOfAll(), "equal")
-        // whatever a provider of documents throws is a line
+        // any exception of a document provider is shown as a line
         for (error in listOf(SecurityException("revoked"), NoSuchElementException("gone"), UnsatisfiedLinkError("no library"))) {
             state.finish { take { throw error } }
             assertTrue(error.message!! in state.status, state.status)
@@ -115,7 +115,7 @@ class AppStateTest {
         first.chat.method = "ngram"
         first.finish { ask("What say you, my lord?") }
         assertTrue("tokens/s" in first.status && "asked for" in first.status, first.status)
-        repeat(2) { // the context is full, and the chat goes on
+        repeat(2) { // the context is full, and the chat continues
             first.finish { ask("Go on.") }
             assertTrue("tokens/s" in first.status, first.status)
         }
@@ -131,7 +131,7 @@ class AppStateTest {
         second.finish { ask("Speak again.") }
         assertTrue(second.chat.transcript.text.startsWith(first.chat.transcript.text))
         assertTrue("asked for" in second.status, second.status)
-        second.finish { ask("word ".repeat(4000)) } // no room for this alone
+        second.finish { ask("word ".repeat(4000)) } // too long even without a history
         assertTrue("context" in second.status && second.chat.typed.startsWith("word word"), second.status)
         first.close()
         second.close()

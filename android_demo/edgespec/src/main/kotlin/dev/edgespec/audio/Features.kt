@@ -8,12 +8,12 @@ import kotlin.math.*
 
 /* Log-mel features of Whisper (arXiv 2212.04356, section 2.2), as the Python side computes them; and recordings. */
 
-const val RATE = 16_000 // samples a second
+const val RATE = 16_000 // samples per second
 const val HOP = 160 // samples from one frame to the next: 10 ms
 private const val WINDOW = 400 // samples of a frame
 private const val SIDE = WINDOW / 2 // what the first and the last frame see beyond the ends is mirrored
 private const val SPECTRUM = WINDOW / 2 + 1
-private const val LINEAR = 1000.0 // Hz up to which Slaney's mel scale is linear
+private const val LINEAR = 1000.0 // Hz; Slaney's mel scale is linear up to here
 private const val STEP = 200.0 / 3 // Hz a mel there
 private val LOG_STEP = ln(6.4) / 27 // of the frequency's logarithm a mel, above
 
@@ -21,7 +21,7 @@ private val LOG_STEP = ln(6.4) / 27 // of the frequency's logarithm a mel, above
 class Features(val values: FloatArray, val bins: Int) {
     val frames: Int get() = values.size / bins
 
-    /** [count] frames from [first] on, silence (zeros) behind their end. */
+    /** [count] frames from [first] on, padded with silence (zeros). */
     fun part(first: Int, count: Int): Features =
         Features(values.copyOfRange(first * bins, minOf(first + count, frames) * bins).copyOf(count * bins), bins)
 }
@@ -56,7 +56,7 @@ fun logMel(samples: FloatArray, bins: Int, least: Int): Features {
 
 private val HANN = DoubleArray(WINDOW) { 0.5 - 0.5 * cos(2 * PI * it / WINDOW) }
 
-/** Of each band the first frequency that it hears, and the weights of that one and those after it, with the area 1. */
+/** For each band the first frequency with a weight, and the weights of that one and those after it, with the area 1. */
 private fun melFilters(bins: Int): List<Pair<Int, FloatArray>> {
     fun hertz(mel: Double) = (LINEAR / STEP).let { if (mel < it) mel * STEP else LINEAR * exp(LOG_STEP * (mel - it)) }
     val top = RATE / 2.0
@@ -84,7 +84,7 @@ private class Fourier(private val size: Int) {
     fun transform(values: DoubleArray) = run(values, size, 0, 1, 0)
     fun power(at: Int): Float = (real[at] * real[at] + imaginary[at] * imaginary[at]).toFloat()
 
-    /** Of [n] values from [first] on, [step] apart, into [n] places from [to] on. */
+    /** Transforms [n] values from [first] on, with stride [step], into [n] places from [to] on. */
     private fun run(values: DoubleArray, n: Int, first: Int, step: Int, to: Int) {
         if (n == 1) {
             real[to] = values[first]
@@ -116,7 +116,7 @@ private class Fourier(private val size: Int) {
 }
 
 /**
- * Features as an encoder behind two convolutions reads them, [frames / 2, 3 * columns].  Row i has three parts, for the frames p = 2 i
+ * Features as an encoder after two convolutions reads them, [frames / 2, 3 * columns].  Row i has three parts, for the frames p = 2 i
  * - 1, 2 i and 2 i + 1: features of the frames p - 1, p and p + 1 (zeros outside the recording), then a 1, then zeros; a part whose
  * p is -1 is all zeros.
  */
@@ -138,11 +138,11 @@ fun encoderRows(features: Features, part: FeaturePart): FloatArray {
 
 /** Where sound comes from: a microphone, a file. */
 fun interface SoundSource {
-    /** One channel at [RATE], -1 to 1, until the source ends or [stopped] says so. */
+    /** One channel at [RATE], -1 to 1, until the source ends or [stopped] returns true. */
     fun read(stopped: () -> Boolean): FloatArray
 }
 
-/** A wav file of 16-bit samples at [RATE]; of several channels the mean is heard. */
+/** A wav file of 16-bit samples at [RATE]; several channels are averaged. */
 class WavFile(private val file: File) : SoundSource {
     override fun read(stopped: () -> Boolean): FloatArray {
         val data = ByteBuffer.wrap(file.readBytes()).order(ByteOrder.LITTLE_ENDIAN)

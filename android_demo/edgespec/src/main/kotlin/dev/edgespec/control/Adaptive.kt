@@ -3,7 +3,7 @@ package dev.edgespec.control
 import dev.edgespec.decoding.*
 import dev.edgespec.formulas.CostModel
 
-private const val REST = 8 // rounds for which a costly drafter that is not worth asking is left alone: looking takes time, too
+private const val REST = 8 // rounds without asking a costly drafter that is not worth it: a forecast also takes time
 private const val MOST_BUCKETS = 64 // whose acceptance is kept: some drafters number what they draft with, without end
 private const val PROBE = 2 // guesses of a probe
 private const val STREAK = 6 // probes in a row, while all their guesses are accepted
@@ -12,17 +12,17 @@ const val PRIOR = 0.5 // acceptance where nothing is known
 internal const val WAIT = 16 // plain rounds before a probe; doubled while probes fail
 internal const val LONGEST_WAIT = 128
 private const val DECAY = 0.9
-private const val ROUND_DECAY = 0.98 // of what rounds of a drafter that stops by itself gave and took
+private const val ROUND_DECAY = 0.98 // of the gain and time of rounds of a drafter that chooses its own length
 private const val PRIOR_ROUNDS = 2 // that what was predicted before the first counts as
 
-/** What one bucket of a drafter's guesses has shown of its acceptance. */
+/** Acceptance of one bucket of a drafter's draft tokens. */
 data class Record(
     private val rates: ArrayList<Double>, private val seen: ArrayList<Int>, // a_j for the positions seen so far, and how often
     var wait: Int = WAIT, // rounds before the next probe
     var waited: Int = 0, // rounds since the last one
     var streak: Int = 0, // probes in a row
     var drafting: Boolean? = null, // whether it was drafted when last decided on, because it was faster
-    var tokens: Double = 0.0, // of the latest rounds, where the drafter stops by itself
+    var tokens: Double = 0.0, // of the latest rounds, if the drafter chooses its own length
     var steps: Double = 0.0, // time of these rounds in plain steps
 ) {
     constructor(prior: Double) : this(arrayListOf(prior), arrayListOf(0))
@@ -57,13 +57,14 @@ data class Record(
 }
 
 /**
- * Drafts as much as is fastest, and nothing where plain decoding is.  Each round verifies the K guesses that maximise
+ * Drafts the fastest number of tokens, and none if plain decoding is faster.  Each round verifies the K draft tokens that maximize
  *
  *     (1 + sum_{i <= K} prod_{j <= i} a_j) / (K c + v(rows(K)))          K = 0 is plain decoding: 1
  *
- * with a_j = P(guess j accepted | all before it were), learned for each bucket of [inner].  One that stops by itself is told the length
- * at most and what a guess more must gain, and drafts at all where its last rounds were faster (edgespec/control/adaptive.py).  What is learned is carried
- * across requests, except for requests whose seeded text would then depend on earlier ones.
+ * with a_j = P(draft token j accepted | all before it were), learned for each bucket of [inner].  A drafter that chooses its own length
+ * receives the maximum length and the gain that one more draft token needs.  It is asked if its last rounds were faster
+ * (edgespec/control/adaptive.py).  Learned values are carried across requests, except for requests whose seeded text would then depend on
+ * earlier ones.
  */
 class Adaptive(
     val inner: Drafter, cost: CostModel, private val gammaMax: Int = 8, private val fallback: Boolean = true, private val prior: Double = PRIOR,
@@ -79,8 +80,8 @@ class Adaptive(
     private val cheapInner = inner.cheap
 
     /**
-     * What is kept from request to request: [cost] of the machine, which those of other lanes learn, too; [bucket], where a costly
-     * drafter's next proposal is expected; [nodesPerDepth] of its trees.
+     * State that is kept from request to request: [cost] of the machine, shared with other lanes; [bucket], where a costly drafter's next
+     * proposal is expected; [nodesPerDepth] of its trees.
      */
     private class Known(
         val cost: CostModel, val records: LinkedHashMap<Int, Record> = LinkedHashMap(), var bucket: Int = 0, var nodesPerDepth: Double = 1.0,
@@ -91,7 +92,7 @@ class Adaptive(
     private var known = Known(cost)
     val cost: CostModel get() = known.cost
 
-    /** Whether this request is decided by counts and the given costs alone, never by the clock. */
+    /** Whether decisions of this request depend only on counts and the given costs, never on timing. */
     var reproducible = false
         private set
     private var costs = cost
@@ -237,7 +238,7 @@ class Adaptive(
         return Outlook(best, if (best > 0) gain else tried, record.rate(0))
     }
 
-    /** The same of a drafter that stops by itself: what may be risked, and the speed that its rounds had. */
+    /** The same for a drafter that chooses its own length: the maximum length, and the speed of its rounds. */
     private fun longest(record: Record, rows: IntArray): Outlook {
         if (record.steps == 0.0) {
             val tokens = record.expected(rows.size - 1, alike = true)
@@ -249,16 +250,16 @@ class Adaptive(
         return Outlook(if (speed > required) affordable(rows.size - 1, rows) else 0, speed, record.rate(0))
     }
 
-    /** What a guess more after those down to a depth must gain: what rounds give in its time, or plain decoding. */
+    /** Gain that one more draft token after a depth needs: tokens per time of these rounds, or of plain decoding. */
     private fun leastGain(rows: IntArray): (Int) -> Double {
         val worth = maxOf(last.gain, required)
         return { depth -> worth * (steps(depth + 1, rows[depth + 1]) - steps(depth, rows[depth])) }
     }
 
-    /** Plain steps that drafting so deep and verifying so many rows take. */
+    /** Time in plain steps of drafting to this depth and verifying this many rows. */
     private fun steps(depth: Int, rows: Int): Double = (costs.d(if (atOnce) 1 else depth) + costs.v(rows)) / costs.v(1)
 
-    /** Plain steps that a round over this proposal is expected to take, whatever is accepted. */
+    /** Expected time in plain steps of a round over this proposal, for any acceptance. */
     fun price(proposal: Proposal): Double {
         val depth = if (proposal.headStart == null) proposal.deepest else maxOf(proposal.deepest, 1)
         return if (depth > 0) steps(depth, proposal.size + 1) else 1.0
@@ -308,7 +309,7 @@ class Adaptive(
     override fun timed(proposal: Proposal, time: RoundTime) {
         if (!reproducible && rest == 0) {
             val steps = if (atOnce) 1 else proposal.deepest
-            if (proposal.headStart != null) { // part of the pass over the first row ran while drafting, too
+            if (proposal.headStart != null) { // part of the pass over the first row ran while drafting
                 cost.observeRound(time.rows, maxOf(steps, 1), time.draftMs + time.verifyMs)
             } else {
                 cost.observeVerify(time.rows, time.verifyMs)

@@ -4,9 +4,9 @@ import dev.edgespec.decoding.*
 import java.util.Locale
 
 /*
- * What method auto knows of its candidates.  Every candidate has a budget of plain steps: it starts with a few, a small
- * share of every round is added, and what a round of its guessing takes beyond the tokens that it brings is paid from it.
- * So a text on which nothing can be gained costs the budgets and that share and no more, by construction.
+ * State of method auto's candidates.  Every candidate has a budget of plain steps.  It starts with a few, and a small share of every round
+ * is added.  The time of a round of its drafting beyond the tokens that it brings is charged to it.  So a text on which nothing can be
+ * gained costs the budgets and that share and no more, by construction.
  */
 
 private const val SHARE = 0.012 // of all rounds: plain steps that looking may cost in the long run
@@ -16,23 +16,23 @@ private const val LEAST = 0.5 // plain steps without which trying again is point
 private const val AGAIN = 64 // rounds before another try; doubled while tries fail
 private const val LONGEST_AGAIN = 4096
 private const val WINDOW = 64 // rounds that a gain is measured over
-internal const val TRIED = 1.0 // predicted speed from which a method is tried: it was predicted from another text
-internal const val PAYS = 1.01 // gain of late from which a method is kept
+internal const val TRIED = 1.0 // minimum predicted speed to try a method: it was predicted from another text
+internal const val PAYS = 1.01 // minimum recent gain to keep a method
 
 class Candidate(val name: String, val promise: Double, val make: () -> Adaptive, val cheap: Boolean = false)
 
-/** What one candidate has shown on a lane. */
+/** Results of one candidate on a lane. */
 data class Arm(
     private val promise: Double,
     var gain: Double? = null, // measured of late, when it was last judged
     var budget: Double = CREDIT, // plain steps that it may lose
     private var until: Int = 0, // round before which it is not tried again
     private var wait: Int = AGAIN, // rounds to wait after the next failure
-    private var note: String = "", // why it was left last, in words
+    private var note: String = "", // message why it was left last
 ) {
     var out = false // it failed in this request
 
-    /** Speed to expect: what it gave if that paid, else what was predicted. */
+    /** Expected speed: the measured one if it was faster than plain decoding, else the predicted one. */
     val expected: Double get() = gain?.takeIf { it >= PAYS } ?: promise
 
     /** Plain steps that one round may lose. */
@@ -42,26 +42,26 @@ data class Arm(
     fun ready(now: Int): Boolean = !out && now >= until && !exhausted
     fun past(now: Int): String = if (out || now < until) note else "lost what looking may cost"
 
-    /** It did not pay: try again later, and later still if that fails too. */
+    /** It was not faster: try it again later, and later still if that also fails. */
     fun putOff(now: Int, why: String) {
         note = why
         until = now + wait
         wait = minOf(2 * wait, LONGEST_AGAIN)
     }
 
-    /** It pays, so much: it is missed when it fails the next time. */
+    /** It is faster by [gain], so the wait after its next failure is short. */
     fun kept(gain: Double) {
         this.gain = gain
         wait = AGAIN
     }
 
-    /** A round took so many plain steps more than it wrote tokens; negative = it gained. */
+    /** Charge a round that took [lost] plain steps more than it emitted tokens; negative = it gained. */
     fun pay(lost: Double) {
         budget = (budget - lost).coerceIn(-CREDIT, FULL)
     }
 }
 
-/** What all candidates have shown, and which is in use. */
+/** Results of all candidates, and the one in use. */
 class Bandit(val each: List<Arm>) {
     var now = 0 // rounds so far, over all requests
         private set
@@ -87,7 +87,7 @@ class Bandit(val each: List<Arm>) {
             return if (steps > 0) window.sumOf { it.first } / steps else 1.0
         }
 
-    /** Of the latest rounds of the window, those drafted because it was expected to pay. */
+    /** Among the latest rounds of the window, the number drafted because a gain was expected. */
     fun drafted(latest: Int): Int = window.takeLast(latest).count { it.third }
 
     /** A round was written: every budget has its share of it. */
@@ -110,16 +110,16 @@ class Bandit(val each: List<Arm>) {
 }
 
 private const val CHECK = 16 // rounds between two judgements
-private const val SURE = 48 // rounds after which a measured gain is believed
+private const val SURE = 48 // rounds until a measured gain is trusted
 private const val FEW = 4 // rounds drafted of CHECK that count as resting
 private const val RIVAL = 1.1 // how much more than the one in use another candidate must have given
-private const val OFF = 2.0 // a round that takes so many times what it should was interrupted: it is counted as that
+private const val OFF = 2.0 // a round that takes this many times its expected time was interrupted: it is counted as that
 private const val LOOK = 0.25 // plain steps that looking without a guess is counted as, at most
 
 /**
- * Method auto: the candidate of the best prediction drafts, is watched, and gives way to the next if it does not pay.  One
- * candidate is in use at a time, inside adaptive control of its own; the others are not even loaded before their turn.
- * [fallback] false = the first candidate always drafts, and only a failure makes way for another.
+ * Method auto: the candidate with the best prediction drafts.  If it is not faster, the next one takes over.  One candidate is in use at a
+ * time, inside its own adaptive control; the others are not even loaded before their turn.  [fallback] false = the first candidate always
+ * drafts, and is replaced only if it fails.
  */
 class Auto(private val candidates: List<Candidate>, private val fallback: Boolean = true) : Drafter {
     private val made = HashMap<Int, Adaptive>()
@@ -230,7 +230,7 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
             proposal.empty -> 1 + minOf(time.draftMs / plainMs, LOOK)
             else -> ((time.draftMs + time.verifyMs) / plainMs).coerceIn(expected / OFF, expected * OFF)
         }
-        arm.pay(maxOf(took, expected) - tokens) // a clock that is off must not let it look for nothing
+        arm.pay(maxOf(took, expected) - tokens) // a wrong clock must not make probes free
         bandit.push(tokens, took, proposal.size > 0 && !probe)
         bandit.roundsInUse++
         if (fallback && bandit.roundsInUse % CHECK == 0) judge()
@@ -267,7 +267,7 @@ class Auto(private val candidates: List<Candidate>, private val fallback: Boolea
         change(which ?: again(), "as ${candidates[active].name} $note")
     }
 
-    /** What to be at now: the best, else the cheap candidate, if it is affordable, else plain decoding. */
+    /** The next choice: the best candidate, else the cheap one if it is affordable, else plain decoding. */
     private fun again(): Int? =
         bandit.best() ?: candidates.indices.firstOrNull { candidates[it].cheap && bandit.ready(it) }
 

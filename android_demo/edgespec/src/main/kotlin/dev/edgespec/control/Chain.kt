@@ -113,7 +113,7 @@ class Chain(private val proposers: List<Drafter>) : Drafter {
         proposers.indices.filter { it > at && it !in out }.mapNotNull { (proposers[it] as? Adaptive)?.promised(budget) }.maxOrNull() ?: 1.0
 }
 
-/** The pass as if it had been over the last of the [kept] rows alone; auxiliary hidden states, of all of them. */
+/** The pass as if it had been only over the last of the [kept] rows; auxiliary hidden states of all of them. */
 private fun row(output: Pass, kept: IntArray): Pass {
     val row = kept.last()
     val best = output.best?.let {

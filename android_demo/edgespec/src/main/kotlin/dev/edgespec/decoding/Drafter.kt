@@ -4,9 +4,9 @@ import kotlin.coroutines.cancellation.CancellationException
 import kotlin.math.abs
 
 /*
- * What a drafter is, and the guard that no failure of one passes.  A drafter sees a request in this order: begin; absorb
- * while the prompt is read; then in every round prefill, propose, observe and timed.  Control asks it for a forecast
- * first, and times its dryStep before the first request.
+ * Interface of drafters, and the guard that contains their failures.  A drafter sees a request in this order: begin; absorb while the
+ * prompt is read; then in every round prefill, propose, observe and timed.  Control asks it for a forecast first, and times its dryStep
+ * before the first request.
  */
 
 private const val OFF = 1e-3 // how far the probabilities of a guess may sum from 1

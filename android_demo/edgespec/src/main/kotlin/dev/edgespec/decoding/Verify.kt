@@ -82,7 +82,7 @@ private fun block(tokens: IntArray, probs: Array<DoubleArray>, rows: RowSampler,
     val start = rows.position(0)
     var stand = forced
     var held = 1.0 // p_i of the paper: the chance that at least the first i guesses are accepted
-    var left: DoubleArray? = null // not normalized: the next token if exactly `stand` guesses are accepted
+    var left: DoubleArray? = null // not normalized: distribution of the next token if exactly `stand` draft tokens are accepted
     for (i in forced..tokens.size) {
         // q cannot have sampled this guess: the chain ends before it
         val q = probs.getOrNull(i)?.takeIf { it[tokens[i]] > 0 }

@@ -8,16 +8,16 @@ private const val MOST_OWED = 64 // rows whose auxiliary hidden states are kept 
 private const val ROUND = 12 // rows that a round may leave to be read, and its guesses be timed
 
 /**
- * A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for
- * multi-token prediction that some checkpoints hold (arXiv 2412.19437).
+ * A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for multi-token
+ * prediction that some checkpoints hold (arXiv 2412.19437).
  *
- * Row i of its slot is made of token i + 1 and of the target's auxiliary hidden states at token i, so that n tokens and the states
- * of all but the pending one make n - 1 rows; the last of them gives the first guess.  It goes on with its own guesses and its
- * own hidden states, and what it made of those is forgotten after the round.
+ * Row i of its slot combines token i + 1 with the target's auxiliary hidden states at token i.  So n tokens and the states of all except
+ * the pending one make n - 1 rows, and the last row predicts the first draft token.  Further steps use the drafter's own tokens and hidden
+ * states, and their rows are dropped after the round.
  *
- * Invariant: the slot holds the rows before [at], or [deferredRows] more, and [auxHidden] the states of row [at] and all after it,
- * up to the row before the pending token.  [branch]: guesses per node, see [DraftModel]; [deferredRows]: rows that are left
- * to the pass that guesses.
+ * Invariant: the slot holds the rows before [at], or [deferredRows] more, and [auxHidden] the states of row [at] and all after it, up to
+ * the row before the pending token.  [branch]: draft tokens per node, see [DraftModel]; [deferredRows]: rows that are left to the pass
+ * that drafts.
  */
 open class DraftDecoder(
     protected val target: Slot, protected val slot: Slot, override val name: String, branch: List<Int>?,
@@ -41,7 +41,7 @@ open class DraftDecoder(
 
     override fun forecast(budget: Int) = Forecast(rows = rowsOf(branch, budget))
 
-    /** Keep the rows that are still right: row i needs token i + 1, too, where rows are made of tokens. */
+    /** Keep the rows that are still right: row i also needs token i + 1, if rows depend on tokens. */
     override fun begin(request: DraftRequest): Int {
         super.begin(request)
         val tokens = request.tokens
@@ -91,7 +91,7 @@ open class DraftDecoder(
 
     override val reason: String get() = if (sound) "" else "the drafter was not shown this text from its beginning"
 
-    /** Append the rows whose states are kept, but for the deferred ones, where there are as many as [most]. */
+    /** Append the rows whose states are kept, except the deferred ones, if there are at least [most]. */
     private fun settle(most: Int) {
         val count = rows - deferredRows
         if (count < most) return
@@ -149,8 +149,8 @@ open class DraftDecoder(
 }
 
 /**
- * Guesses a [block] in one pass: DFlash (arXiv 2602.06036).  A row for every token, of the target's states there
- * alone.  The guesses of a block do not know each other: each is drawn from its own row.
+ * Drafts a [block] in one pass: DFlash (arXiv 2602.06036).  It has a row for every token, computed only from the target's states.  The
+ * draft tokens of a block are independent: each is sampled from its own row.
  */
 class BlockDecoder(target: Slot, slot: Slot, name: String, branch: List<Int>?, private val block: Int) :
     DraftDecoder(target, slot, name, branch, deferredRows = 0) {

@@ -31,7 +31,7 @@ internal fun whole(logits: Matrix, rows: IntArray, slot: Slot, named: IntArray? 
     return Matrix.of(found, rows.size, slot.vocabSize)
 }
 
-/** Children of each expanded node by depth: one number of [branch] is a chain whose nodes have so many, several a full tree. */
+/** Children of each expanded node by depth: one number in [branch] is a chain whose nodes have that many, several are a full tree. */
 fun widthsOf(branch: List<Int>, length: Int): List<Int> =
     if (branch.size == 1) List(minOf(length, MOST_NODES / branch[0])) { branch[0] } else branch.take(length)
 
@@ -60,15 +60,15 @@ private val SAMPLED_WIDTHS = intArrayOf(1, 3, 5, 10)
  */
 class SiblingPolicy(val most: List<Int>, val price: ((Int, Double, Int) -> Double)? = null, val least: Double = 0.0)
 
-/** Guesses at one depth, the chain's own first; what the draft gives each rank, the first, and what they were drawn from. */
+/** Draft tokens at one depth, the chain's own first; the probability of each rank, that of the first, and their distribution. */
 private class SiblingLevel(val tokens: IntArray, val chances: DoubleArray, val sure: Double, val q: DoubleArray?)
 
 /**
- * Draws guesses from draft logits: chains, trees, and chains whose nodes may have siblings.
+ * Samples draft tokens from draft logits: chains, trees, and chains whose nodes may have siblings.
  *
- * Greedy guesses are deterministic.  Rejection sampling draws from q, the draft's adjusted distribution, with noise of
- * its own for each round and reports q; coupled sampling draws with the target's noise (arXiv 2408.07978) and needs no q.
- * Draft logits beyond [vocab] are padding and ignored.
+ * Greedy draft tokens are deterministic.  Rejection sampling samples from q, the draft's adjusted distribution, with separate noise for
+ * each round, and reports q.  Coupled sampling uses the target's noise (arXiv 2408.07978) and needs no q.  Draft logits beyond [vocab] are
+ * padding and ignored.
  */
 class Drawing(
     private val tokens: Tokens, private val length: Int, private val vocab: Int, private val params: SamplingParams,
@@ -79,7 +79,7 @@ class Drawing(
 
     private fun cut(logits: FloatArray) = if (logits.size > vocab) logits.copyOf(vocab) else logits
 
-    /** Up to [width] guesses after [prefix], siblings drawn without replacement (Gumbel top-k, arXiv 1903.06059); null = greedy. */
+    /** Up to [width] draft tokens after [prefix], siblings without replacement (Gumbel top-k, arXiv 1903.06059); null = greedy. */
     private fun choose(logits: FloatArray, prefix: List<Int>, position: Int, width: Int): Pair<IntArray, Support?> {
         if (params.greedy) {
             val scores = adjusted(logits, params, prefix)
@@ -95,9 +95,9 @@ class Drawing(
     }
 
     /**
-     * A chain; no guess AFTER one that is [weak], which is told the unadjusted draft probability of each but the last.  [step]: draft
-     * logits [>= vocab] after one guess more (null = after the committed tokens).  [best]: the likeliest token and its logit instead,
-     * for greedy requests.
+     * A chain; no draft token AFTER one that is [weak], which gets the unadjusted draft probability of each except the last.  [step]:
+     * draft logits [>= vocab] after one more draft token (null = after the committed tokens).  [best]: the likeliest token and its logit
+     * instead, for greedy requests.
      */
     fun chain(step: (Int?) -> FloatArray, weak: Weak? = null, best: ((Int?) -> Pair<Int, Float>)? = null): Proposal {
         val guesses = Tokens()
@@ -166,7 +166,7 @@ class Drawing(
             val chances = when {
                 support == null -> DoubleArray(found.size) { chance(found[it]) }
                 width == 1 -> doubleArrayOf(1.0)
-                else -> support.probs().sortedDescending().take(found.size).toDoubleArray() // by rank, whatever was drawn
+                else -> support.probs().sortedDescending().take(found.size).toDoubleArray() // by rank, independent of the sampled tokens
             }
             levels.add(SiblingLevel(found, chances, chance(found[0]), if (sampled) support!!.spread(vocab) else null))
             chain.push(found[0])
@@ -196,7 +196,7 @@ private fun counts(levels: List<SiblingLevel>, policy: SiblingPolicy): IntArray 
     return counts
 }
 
-/** The chain first, so that its rows stand in the cache where plain decoding's would, then all siblings. */
+/** The chain first, so that its rows have plain decoding's cache slots, then all siblings. */
 private fun assemble(levels: List<SiblingLevel>, siblings: IntArray, bucket: Int): Proposal {
     val depths = levels.indices + siblings.flatMapIndexed { depth, count -> List(count) { depth } }
     val ranks = levels.map { 0 } + siblings.flatMap { count -> List(count) { it + 1 } }

@@ -98,7 +98,7 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
         val most = minOf(budget, IN_FLIGHT)
         val edges = listOf(0) + exits
         val segments = exits.size
-        // waiting[s]: rows that have run s segments and wait for a row that goes on, oldest first; [hidden] each
+        // waiting[s]: rows that have run s segments and wait for a row that continues, oldest first; [hidden] each
         val waiting = List(segments + 1) { ArrayList<FloatArray>() }
         val guesses = Tokens()
         val probs = ArrayList<DoubleArray>()
@@ -133,7 +133,7 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
         val logits = found.row(0)
         val best = argmax(logits)
         if (!logits[best].isFinite()) throw EdgespecError("expected finite logits of an exit, got NaN or infinity")
-        // confidence is the distribution's, not the drawn guess's: else the offer would depend on the draw
+        // confidence is the distribution's, not the sampled token's: else the offer would depend on the sample
         val total = logits.sumOf { exp((it - logits[best]).toDouble()).toFloat().toDouble() }
         if (1.0 / total <= threshold) return false
         val named = target.headTokens
@@ -144,7 +144,7 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
         val sampled = params.rejects
         val prefix = Prefix(tokens, guesses)
         val choice = support(whole(found, intArrayOf(0), target, named).row(0), params, prefix)
-        // noise of its own for each round, as in Drawing
+        // separate noise for each round, as in Drawing
         guesses.push(choice.draw(request.noise, prefix.size, if (sampled) DRAFT + tokens.size else TARGET))
         if (sampled) probs.add(choice.spread(target.vocabSize))
         return true

@@ -20,12 +20,12 @@ class NGram(
 ) : Drafter {
     override val name = "ngram"
     override val cheap = true
-    private var lead = NONE // what an encoder-decoder reads: it stands before the text
-    private val text = Tokens() // the lead, and the text behind it
+    private var lead = NONE // source of an encoder-decoder, placed before the text
+    private val text = Tokens() // the lead, followed by the text
 
     /**
-     * What is known of some tokens in a row: the index [after] their latest occurrence, and how often the token there followed them;
-     * once a second one did, the [counts] of all, in the order in which they were first seen.
+     * Entry of an n-gram: the index [after] its latest occurrence, and how often the token there followed it; once a second token
+     * followed, the [counts] of all, in the order in which they were first seen.
      */
     private class Entry(var after: Int) {
         var times = 1
@@ -45,7 +45,7 @@ class NGram(
         known.clear()
     }
 
-    /** What an encoder reads is the first text: names, numbers and quotes come again in its translation or summary. */
+    /** The encoder's source comes first in the index: names, numbers and quotes recur in its translation or summary. */
     override fun begin(request: DraftRequest): Int? {
         if (!lead.contentEquals(request.source)) clear()
         lead = request.source
@@ -53,7 +53,7 @@ class NGram(
         return null
     }
 
-    /** Make the index one of [tokens]; if these are not a continuation, by starting anew. */
+    /** Make the index one of [tokens]; if these are not a continuation, it is rebuilt. */
     private fun follow(tokens: Tokens) {
         val read = text.size - lead.size
         if (read > tokens.size || (0 until read).any { text.at(lead.size + it) != tokens.at(it) }) clear()
@@ -74,7 +74,7 @@ class NGram(
         text.push(token)
     }
 
-    /** What is known of the ends of [tail], the longest one last: of one that is not known no longer one is either. */
+    /** Entries of the suffixes of [tail], the longest one last: if a suffix is unknown, so are all longer ones. */
     private fun matches(tail: Tokens): List<Entry> {
         val keys = endsOf(tail, nMax)
         val found = ArrayList<Entry>()
@@ -152,7 +152,7 @@ private const val MULTIPLIER = -0x61c8864680b583ebL
 private const val BUILD_AGAIN = "build it again: edgespec ngram build"
 private val MAGIC = "EDGENGRM".toByteArray(Charsets.US_ASCII)
 
-/** What a store knows: the last [n] tokens were followed [seen] of [of] times by [token]. */
+/** Entry of a store: the last [n] tokens were followed [seen] of [of] times by [token]. */
 class Hit(val n: Int, val token: Int, val seen: Int, val of: Int)
 
 /** An opened store: mapped, never changed, shared by all who use it; [check] compares the SHA-256 of all of it. */
@@ -227,7 +227,7 @@ class NGramStore(val path: File, check: Boolean = true) {
         )
     }
 
-    /** What the longest known end of [tail] was followed by in at least [share] of the cases; null: nothing. */
+    /** The token that followed the longest known suffix of [tail] in at least [share] of the cases; null: none. */
     fun likely(tail: Tokens, share: Double): Hit? {
         val keys = endsOf(tail, N_MAX)
         for (n in keys.size downTo 1) {

@@ -6,7 +6,7 @@ import dev.edgespec.formulas.*
 import dev.edgespec.runtimes.*
 import kotlin.math.abs
 
-/** What a bundle offers to the drafters of one lane; [draft] opens the lane's draft or drafter at the first call. */
+/** Parts of a bundle that drafters of one lane are built from; [draft] opens the lane's draft or drafter at the first call. */
 class Parts(
     val manifest: Manifest,
     val target: Slot,
@@ -59,8 +59,8 @@ class Plain : Drafter {
 /** A caller's own proposer: any object that can say what might come next ([dev.edgespec.decoding.Settings.proposer]). */
 fun interface Proposer {
     /**
-     * Guess what follows [tokens], a copy of prompt and text so far; at most [budget] guesses count.  Null or empty to
-     * pass.  A proposal with probs keeps the model's distribution only if its guesses were drawn from them.
+     * Draft what follows [tokens], a copy of prompt and text so far; at most [budget] draft tokens count.  Null or empty to pass.  A
+     * proposal with probs keeps the model's distribution only if its tokens were sampled from them.
      */
     fun propose(tokens: IntArray, budget: Int): Proposal?
 
@@ -72,7 +72,7 @@ fun interface Proposer {
     fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
 }
 
-/** A drafter around a caller's proposer.  Whatever it returns is checked: nonsense ends it, not the text. */
+/** A drafter around a caller's proposer.  Its output is checked: an invalid one ends the proposer, not the text. */
 class UserDrafter(private val own: Proposer, private val vocab: Int) : Drafter {
     override val name: String = own.name
     override val cheap: Boolean = own.cheap

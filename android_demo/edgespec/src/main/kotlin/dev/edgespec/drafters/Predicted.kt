@@ -5,15 +5,15 @@ import dev.edgespec.decoding.*
 private const val EQUAL = 3 // tokens in a row that say where the text is
 
 /**
- * A text that the caller expects, as guesses: an edited file is mostly what it was (OpenAI's predicted outputs).  They go on from
- * where the text behind the [prompt] tokens has got to in [expected]; where the two part, there are none until a few new
- * tokens in a row are found in it again.
+ * Drafts from a text that the caller expects: an edited file is mostly unchanged (OpenAI's predicted outputs).  Drafting continues in
+ * [expected] at the place of the text after the [prompt] tokens.  If the two differ, drafting stops until a few new tokens in a row occur
+ * in the expected text again.
  */
 class Predicted(private val expected: IntArray, private val prompt: Int) : Drafter {
     override val name = "predicted"
     override val cheap = true
     private var read = prompt
-    private var at: Int? = 0 // of the guess that comes next; null = nobody knows
+    private var at: Int? = 0 // index of the next draft token; null = not known
     private var last = 0 // where it was last
     private val places = (EQUAL..expected.size).groupBy { expected.slice(it - EQUAL until it) }
 

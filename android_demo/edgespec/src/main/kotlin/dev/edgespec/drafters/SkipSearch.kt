@@ -12,13 +12,13 @@ import kotlin.math.*
 
 private const val SEARCH_GAMMA = 8 // longest draft whose speed is predicted
 private const val MODEL_EVERY = 3 // every third candidate is the model's
-private const val UNIFORM = 0.3 // share of the other candidates that are drawn anew rather than mutated from the best
+private const val UNIFORM = 0.3 // share of the other candidates that are sampled uniformly rather than mutated from the best
 private const val CONFIRM = 2 // windows before a set may lead
-private const val SCORE_AGAIN = 8 // candidates after which the leading set is scored again: texts change
+private const val SCORE_AGAIN = 8 // candidates until the leading set is scored again: texts change
 private const val PATIENCE = 100 // candidates without a better set
 private const val SURE_PATIENCE = 24 // fewer above this acceptance
 private const val SURE = 0.94
-private const val IN_SIGHT = 1.01 // a set that may well be so much faster is worth looking for
+private const val IN_SIGHT = 1.01 // a search continues while some set may plausibly be this much faster
 private const val MOST_CANDIDATES = 1000
 private const val MEMORY = 256.0 // guesses a record remembers; older ones fade
 private const val TRUST = 8.0 // guesses that the model's acceptance counts as
@@ -26,10 +26,10 @@ private const val KEPT = 64 // records that are kept
 private const val ATTENTION_LOSS = 0.03 // prior loss of log acceptance: attention is about twice as skippable
 private const val MLP_LOSS = 0.06
 private const val SPREAD = 0.06 // of that loss
-private const val HIGH_LOSS = 0.003 // the same of reading the high plane alone
+private const val HIGH_LOSS = 0.003 // the same for reading only the high plane
 private const val HIGH_SPREAD = 0.01
 
-/** What a set has shown: guesses that were right, that were scored, and times it was scored. */
+/** Scores of a set: right draft tokens, all that were scored, and the number of windows. */
 class SkipRecord(var matched: Double = 0.0, var seen: Double = 0.0, var windows: Int = 0) {
     fun add(matched: Int, seen: Int) {
         val keep = if (this.seen > 0) minOf(1.0, maxOf(MEMORY - seen, 0.0) / this.seen) else 1.0
@@ -54,7 +54,7 @@ class OnlineSearch(
     var candidates = 0
         private set
 
-    /** Why the search has ended; "" = it goes on. */
+    /** Why the search has ended; "" = it continues. */
     var stopped = if (layers > 2) "" else "there is no layer between the first and the last"
     private val random = Random(seed)
     private var since = 0 // candidates since the lead changed
@@ -97,7 +97,7 @@ class OnlineSearch(
         return uniform()
     }
 
-    /** A window of [skip] was scored: so many right guesses of so many.  Returns whether the lead changed. */
+    /** Record a scored window of [skip]: [matched] right draft tokens of [seen].  Returns whether the lead changed. */
     fun tell(skip: SkipSet, matched: Int, seen: Int): Boolean {
         val record = records.getOrPut(skip) { SkipRecord() }
         record.add(matched, seen)
@@ -164,7 +164,7 @@ class OnlineSearch(
         return SkipSet(attention, mlp, high(2, attention, initial.highAttention), high(3, mlp, initial.highMlp), initial.highHead)
     }
 
-    /** Any set; its size is drawn first, or nearly all would have half of the sub-layers. */
+    /** A random set; its size is sampled first, or nearly all would have half of the sub-layers. */
     private fun uniform(): SkipSet {
         val bits = bits(initial).also { it.fill(false, 0, skippable) }
         return switched(bits, 1 + random.nextInt(maxOf(1, (0.75 * skippable).toInt())), skippable)
@@ -196,7 +196,7 @@ class OnlineSearch(
         loss = solve(cholesky(made), moment).also { for (i in it.indices) it[i] = maxOf(it[i], 0.0) }
     }
 
-    /** The fastest new set by a model drawn from the posterior (Thompson sampling). */
+    /** The fastest new set by a model sampled from the posterior (Thompson sampling). */
     private fun modelled(): SkipSet {
         val drawn = backward(cholesky(precision), DoubleArray(variables) { random.nextGaussian() })
         return fastest(DoubleArray(variables) { maxOf(loss[it] + drawn[it], 0.0) })
@@ -276,7 +276,7 @@ class SkipStore(folder: File, identity: String, operators: String, kind: String)
         path = File(folder, "$identity-$operators-$kind.json")
     }
 
-    /** Let [search] go on from what is stored; whether there was something new to go on from. */
+    /** Let [search] continue from stored records; returns whether there were new ones. */
     fun load(search: OnlineSearch): Boolean {
         val time = path.lastModified()
         if (time == 0L || time == read) return false
@@ -287,13 +287,13 @@ class SkipStore(folder: File, identity: String, operators: String, kind: String)
             require(data["version"].asInt == SKIP_VERSION && data["layers"].asInt == search.layers) { "it is of another version or model" }
             search.goOnFrom(data["records"].asJsonArray.associate { record(it.asJsonObject, search.layers) })
             return true
-        } catch (error: Exception) { // whatever is wrong with it
+        } catch (error: Exception) { // any defect
             note = "a stored skip set was ignored: ${error.message ?: error.javaClass.simpleName}"
             return false
         }
     }
 
-    /** Replace the file by what [search] knows; a folder that cannot be written is no failure. */
+    /** Replace the file by the records of [search]; a folder that cannot be written is ignored. */
     fun save(search: OnlineSearch) {
         val records = search.records.map { (skip, record) ->
             val layers = layersOf(skip).filter { (name, some) -> name in FEWEST || some.isNotEmpty() }

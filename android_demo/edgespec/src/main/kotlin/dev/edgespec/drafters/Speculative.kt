@@ -5,7 +5,7 @@ import dev.edgespec.runtimes.Slot
 
 // tokens the draft has not seen yet are fed in one pass with the pending one up to this many; more are prefilled first
 private const val FEED = 4
-private const val BEHIND = 32 // tokens from which on a text that went on without the draft is read by pieces before it guesses
+private const val BEHIND = 32 // if the draft missed at least this many tokens, it reads them by pieces before it drafts
 
 /**
  * Draws chains or trees from a draft model (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318).  Its slot follows the
@@ -32,7 +32,7 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
         return super.begin(request)
     }
 
-    /** Crop the slot to what it has in common with all but the pending token -> how much; a text only grows within a request. */
+    /** Crop the slot to its common prefix with all except the pending token -> its length; a text only grows within a request. */
     private fun follow(tokens: Tokens): Int {
         val same = model.tokens.commonPrefix(tokens, if (tokens === text) common else 0)
         common = model.crop(minOf(same, tokens.size - 1))
@@ -43,13 +43,13 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
     /** Whether there is a padding row of the target's vocabulary, which the draft lacks; rows of pictures are no such. */
     private fun unknown(tokens: IntArray) = tokens.any { it in model.vocabSize until INSERTED }
 
-    /** Read by pieces; what [propose] reads by itself is left to it. */
+    /** Read by pieces, except the last tokens, which [propose] reads. */
     override fun prefill(tokens: Tokens, most: Int): Int {
         if (least == 0) {
             follow(tokens)
             least = FEED
         }
-        val known = model.tokens.size // refused guesses that it may hold, too, are few
+        val known = model.tokens.size // it may also hold rejected draft tokens, but few
         val left = tokens.size - 1 - known
         if (left < FEED) least = maxOf(least, BEHIND)
         if (left < least) return 0
@@ -91,7 +91,7 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
 
     /** A chain with siblings, at the cost of its first choices, or a full tree, whose nodes run again at every depth. */
     private fun tree(tokens: Tokens, known: Int, length: Int): Proposal {
-        val single = branch.size == 1 // one node of each depth goes on
+        val single = branch.size == 1 // one node of each depth continues
         val levels = widthsOf(branch, length).size
         val level: Level = level@{ nodes, guesses, parents ->
             if (nodes[0] < 0) {

@@ -20,10 +20,10 @@ open class SelfSpec(
     private var confidence = known.copy()
     private val sure = ArrayList<Double>() // draft probabilities of the last guesses
 
-    /** What was learned is carried across requests, except where that would make a seeded text depend on earlier ones. */
+    /** Learned values are carried across requests, unless that would make a seeded text depend on earlier ones. */
     override fun begin(request: DraftRequest): Int? {
         super.begin(request)
-        leastGain = null // what an earlier request was told holds for its lengths alone
+        leastGain = null // an earlier request's value applies only to its lengths
         if (params.seededRejection) confidence = known.copy()
         return null
     }
@@ -33,7 +33,7 @@ open class SelfSpec(
 
     protected open fun draw(drawing: Drawing, step: (Int?) -> FloatArray): Proposal = drawing.chain(step, weak())
 
-    /** What tells of each guess whether the next one would not pay; null = nobody said what must be gained. */
+    /** The check, after each draft token, that the next one is not worth its cost; null = no required gain. */
     protected fun weak(): Weak? {
         sure.clear()
         val least = leastGain ?: return null
@@ -45,7 +45,7 @@ open class SelfSpec(
         }
     }
 
-    /** What runs one draft step after the other: a guess (null at first) -> logits [vocab] after it. */
+    /** Runs draft steps in order: a draft token (null at first) -> logits [vocab] after it. */
     private fun steps(tokens: Tokens): (Int?) -> FloatArray {
         var offset = 0
         return label@{ guess ->
@@ -72,7 +72,7 @@ private const val FRESH = 8 // tokens to be written before the next pass
 private const val SAVE_EVERY = 16 // scored windows
 private const val HIGH_SAVES = 4 / 8.5 // of the bytes of int8 weights, with their scales
 
-/** Cost of a draft step over a plain one, by its skip set: what leaving out, or reading by the high planes alone, saves. */
+/** Cost of a draft step over a plain one, by its skip set: savings of sub-layers that are skipped, or read only by the high planes. */
 class StepCost(val attention: Double, val mlp: Double, private val high: Triple<Double, Double, Double> = Triple(0.0, 0.0, 0.0)) {
     private var extra = 0.0 // what steps took beyond that on this machine; learned
 
@@ -91,7 +91,7 @@ class StepCost(val attention: Double, val mlp: Double, private val high: Triple<
 }
 
 /**
- * Draws chains with siblings from the target itself with the best skip set known, and looks for a better one as it goes: SWIFT (arXiv
+ * Samples chains with siblings from the target itself with the best known skip set, and searches a better one as it runs: SWIFT (arXiv
  * 2410.06916).  A seeded text of rejection sampling is drafted with the set that the search starts from.
  */
 class Swift(
@@ -247,7 +247,7 @@ internal fun buildSwift(parts: Parts, part: MethodPart, options: DraftOptions): 
     return Swift(target, search, stepCost, costs, options.search, options.branch, store)
 }
 
-/** What sub-layers save, as the export measured it; else by their weights. */
+/** Savings of sub-layers as the export measured them, else estimated from their weights. */
 private fun stepCost(manifest: Manifest): StepCost {
     val (plain, attention, mlp) = listOf("plain_ms", "attention_ms", "mlp_ms").map { manifest.costNumber(it) ?: 0.0 }
     if (plain > 0 && attention + mlp > 0) {

@@ -12,8 +12,8 @@ import java.security.MessageDigest
 private const val TIMED = 64 // rows of a substitute cross-attention cache for timing passes
 
 /**
- * What one request's encoder reads, token ids or [rows] of features [count * columns], and the tokens that its decoder's text
- * [begin]s with, at least one.
+ * The encoder's input for one request, token ids or [rows] of features [count * columns], and the tokens that its decoder's text [begin]s
+ * with, at least one.
  */
 class Source private constructor(
     val tokens: IntArray, val rows: FloatArray?, val count: Int, val begin: IntArray, internal val digest: String,

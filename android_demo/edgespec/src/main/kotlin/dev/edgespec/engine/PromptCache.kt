@@ -35,8 +35,8 @@ internal class PromptCache(
     fun finish() = writer.finish()
 
     /**
-     * Let a slot, the target's or a [draft]'s, hold the longest beginning of a text that it or a file has, but for its last
-     * token; it gets room for [room] tokens -> its part on disk; null = nothing is kept for this slot.
+     * Load into a slot, the target's or a [draft]'s, the longest prefix of a text that it or a file has, except the text's last token; it
+     * gets room for [room] tokens -> the text's part on disk; null = this slot is not cached.
      */
     fun takeUp(slot: Slot, tokens: IntArray, room: Int, draft: Boolean): KeptText? {
         if (draft && slot.stateful) return null // it re-reads after going back in any case

@@ -210,7 +210,7 @@ internal const val FIRST = 16 // while nothing is known; a prompt with no more l
 private const val ALONE = 0.08 // seconds of a chunk: the wait of a new request
 private const val BESIDE = 0.03 // the wait of a running request
 private const val GAIN = 0.9 // a larger chunk is used if its row costs at most this share of a smaller one's
-private const val FORGET = 256 // chunks after which larger ones are tried again
+private const val FORGET = 256 // chunks until larger ones are tried again
 
 /** Bounds chunks of a prompt by time; a single request takes larger ones if they are cheaper per row. */
 internal class Pace {

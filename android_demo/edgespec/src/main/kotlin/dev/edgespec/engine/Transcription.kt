@@ -198,9 +198,9 @@ private class Listener(private val engine: Engine, private val asked: Transcript
     }
 
     /**
-     * Cut a window's text, of [held] frames from [seek] on, into segments -> these, and how many frames are done.  Where one ends and
-     * another begins stand two times; a text that ends with a single one says that nothing is said behind it; else what stands
-     * behind the last two is heard again with the next window.
+     * Cut a window's text, of [held] frames from [seek] on, into segments -> these, and the number of frames done.  Two timestamps mark
+     * the end of a segment and the beginning of the next.  A single timestamp at the end means that nothing is spoken after it.  Otherwise
+     * the part after the last pair is transcribed again with the next window.
      */
     private fun cut(written: Written, seek: Int, held: Int): Pair<List<Segment>, Int> {
         val tokens = written.tokens

@@ -3,12 +3,12 @@ package dev.edgespec.formulas
 import java.util.PriorityQueue
 
 /*
- * What speculation costs and gains:  speedup = E(a, gamma) / (gamma * c + v(gamma + 1)),  a = acceptance, E = expected
- * tokens per round, c = time of one draft step and v(n) = time of a target pass over n rows, both in passes over one row
- * (arXiv 2211.17192, theorem 3.8, with the verify curve in place of a free verification).
+ * Cost and gain of speculation:  speedup = E(a, gamma) / (gamma * c + v(gamma + 1)),  a = acceptance, E = expected tokens per round, c =
+ * time of one draft step and v(n) = time of a target pass over n rows, both in passes over one row (arXiv 2211.17192, theorem 3.8, with
+ * the verify curve in place of a free verification).
  */
 
-/** Used until something was measured on the device at hand. */
+/** Used until something was measured on this device. */
 val ASSUMED_VERIFY: Map<Int, Double> = mapOf(1 to 1.0, 4 to 1.67, 8 to 2.57, 16 to 3.95)
 const val ASSUMED_DRAFT = 0.05
 const val ENOUGH = 3 // timings before they count
@@ -32,8 +32,8 @@ internal fun median(values: Collection<Double>): Double {
 }
 
 /**
- * d(k), the time of k draft steps, and v(n): given, and corrected by what is observed.  Both are linear between their
- * points and go on with the last slope.  [first]: of a round's first step, where it takes another time than [draft].
+ * d(k), the time of k draft steps, and v(n): given, and corrected by measurements.  Both are linear between their points and continue with
+ * the last slope.  [first]: of a round's first step, if its time differs from that of [draft].
  */
 class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private val first: Double? = null) {
     private val given: Map<Int, Double>
@@ -55,7 +55,7 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
         points = given.toList()
     }
 
-    /** A model of the numbers this one was made of, without what it observed since: the same in every run. */
+    /** A model of the numbers given to this one, without its measurements: the same in every run. */
     fun given() = CostModel(given, givenC, first)
 
     val c: Double get() = d(1) // time of the first draft step over the time of a one-row pass
@@ -104,7 +104,7 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
         val one = ms.getValue(ms.firstKey()) / interpolate(given.toList(), ms.firstKey())
         currentPlainMs = one
         val all = (given + ms.mapValues { it.value / one } + (1 to 1.0)).toSortedMap()
-        // what was measured stands; a given point between measured ones may contradict them
+        // measured points take precedence; a given point between measured ones may contradict them
         val known = all.filterKeys { it in ms || it == 1 || !(ms.firstKey() < it && it < ms.lastKey()) }
         points = rising(known)
         val drafts = timings.drafts.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) / one }
@@ -134,8 +134,8 @@ fun measure(sizes: List<Int>, repeats: Int, run: (Int) -> Unit): Map<Int, Double
     timeTurns(sizes.associateWith { n -> { run(n) } }, 0.0, repeats, repeats).mapValues { median(it.value) }
 
 /**
- * Time each run -> milliseconds of its turns: after one that is not timed at least [least], and no more than [most], none of which
- * begins after so many [seconds].  [prepare] comes before each and is not timed.
+ * Time each run -> milliseconds of its turns: after one untimed turn at least [least], and at most [most], none of which begins after
+ * [seconds].  [prepare] comes before each and is not timed.
  */
 internal fun <K> timeTurns(
     runs: Map<K, () -> Any>, seconds: Double, least: Int = 3, most: Int = 15, prepare: (K) -> Unit = {},
@@ -155,9 +155,9 @@ internal fun <K> timeTurns(
 }
 
 private const val WINDOW = 15 // latest timings of a size
-private const val KNOWN = 3 // timings of a size before it can be told that it changed
+private const val KNOWN = 3 // timings of a size before a change can be detected
 private const val SIZES = 32 // pass sizes whose timings are kept
-private const val IN_A_ROW = 5 // so many passes,
+private const val IN_A_ROW = 5 // passes in a row,
 private const val BEYOND = 1.25 // all so far off in one direction: another pace
 
 private class Window {
@@ -181,9 +181,9 @@ private class Window {
 /**
  * Milliseconds of passes by rows, and of drafts by steps, kept comparable while the machine changes its pace.
  *
- * Sizes are timed at different moments.  A phone that gets hot makes all of them slower; a size that is not used then
- * would look cheap, or dear when the slow time is over.  So where several passes in a row, of whatever sizes, take another
- * time than those sizes did before, everything that was timed before is taken to have changed with them.
+ * Sizes are timed at different moments.  A phone that gets hot makes all of them slower.  A size that is not used then would look cheap,
+ * or expensive when the slow time is over.  So if several passes in a row, of any sizes, deviate from those sizes' earlier times, all
+ * earlier timings are scaled by the same factor.
  */
 internal class Timings {
     private val ofPasses = LinkedHashMap<Int, Window>() // the size timed last is last
@@ -194,7 +194,7 @@ internal class Timings {
     val passes: Map<Int, List<Double>> get() = ofPasses.mapValues { it.value.ms } // rows -> the latest timings, oldest first
     val drafts: Map<Int, List<Double>> get() = ofDrafts.mapValues { it.value.ms }
 
-    /** A pass over so many rows took [ms]; [times]: as the median of so many. */
+    /** Record a pass over [rows] rows that took [ms]; [times]: as the median of this many. */
     fun addPass(rows: Int, ms: Double, times: Int = 1) {
         val usual = add(ofPasses, rows, ms, times).usual(if (run.isEmpty()) now else since)
         if (usual != null && usual > 0 && ms > 0) compare(ms / usual)
@@ -213,7 +213,7 @@ internal class Timings {
         return mine
     }
 
-    /** The latest pass took [ratio] times as long as usual; scale what is older where that is no chance. */
+    /** The latest pass took [ratio] times as long as usual; scale older timings if that is not chance. */
     private fun compare(ratio: Double) {
         if (ratio in 1 / BEYOND..BEYOND || run.isNotEmpty() && run[0] > 1 != ratio > 1) run.clear()
         if (ratio in 1 / BEYOND..BEYOND) return
@@ -227,7 +227,7 @@ internal class Timings {
     }
 }
 
-/* Which tree of guesses pays; (0, 1) is head 1's second guess after head 0's first (arXiv 2401.10774, section 2.3.3). */
+/* Choice of the fastest draft tree; (0, 1) is head 1's second token after head 0's first (arXiv 2401.10774, section 2.3.3). */
 
 typealias Path = List<Int> // rank of each head's guess, from the root down
 typealias Ranks = List<List<Double>> // [head][rank]: share of positions where that guess is right
@@ -247,7 +247,7 @@ fun grow(ranks: Ranks, most: Int): List<Pair<Path, Double>> {
     val best = PriorityQueue(compareBy<Pair<Double, Path>> { it.first }.thenComparing({ it.second }, BY_PATH))
     best.add(-shares[0][0] to listOf(0))
     while (best.isNotEmpty() && found.size < most) {
-        val (negative, places) = best.poll() // where in those orders a path's guesses stand
+        val (negative, places) = best.poll() // ranks in those orders of a path's tokens
         if (negative >= 0) break // never right: no more of these
         found.add(places.mapIndexed { head, place -> orders[head][place] } to -negative)
         val depth = places.size
@@ -259,7 +259,7 @@ fun grow(ranks: Ranks, most: Int): List<Pair<Path, Double>> {
     return found
 }
 
-/** The paths of the highest predicted speed, (1 + sum of chances) / (v(1 + nodes) + heads); none where no tree pays. */
+/** The paths of the highest predicted speed, (1 + sum of chances) / (v(1 + nodes) + heads); none if no tree is faster. */
 fun bestTree(ranks: Ranks, v: (Int) -> Double, heads: Double, most: Int): List<Path> {
     val nodes = grow(ranks, most)
     var tokens = 1.0

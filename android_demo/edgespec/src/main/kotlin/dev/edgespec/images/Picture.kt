@@ -7,7 +7,7 @@ import kotlin.math.*
 
 private const val MOST_PIXELS = 1 shl 26 // of a picture: 200 MB
 
-/** What gives a picture: a gallery, a camera, a file. */
+/** Source of a picture: a gallery, a camera, a file. */
 fun interface PictureSource {
     fun read(): Picture
 }
@@ -35,7 +35,7 @@ class Picture(val width: Int, val height: Int, val rgb: ByteArray) {
     }
 
     companion object {
-        /** Of pixels as Android's bitmaps and desktop images give them, alpha in the upper bits; what is transparent shows white. */
+        /** From pixels as Android's bitmaps and desktop images have them, alpha in the upper bits; transparent ones become white. */
         fun ofArgb(width: Int, height: Int, pixels: IntArray): Picture {
             val rgb = ByteArray(3 * pixels.size)
             for ((at, pixel) in pixels.withIndex()) for (channel in 0..2) {

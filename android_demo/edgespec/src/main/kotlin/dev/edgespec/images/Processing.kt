@@ -31,7 +31,7 @@ fun process(picture: Picture, part: ImagePart): Processed {
     }
 }
 
-/** [words]: of the rows of each piece, as words; else all of them stand between begin and end. */
+/** [words]: joins the rows of all pieces, as text; by default all of them come between begin and end. */
 private fun ImagePart.written(pieces: List<Picture>, words: (List<String>) -> String = { it.joinToString("") }): Processed {
     val rows = pieces.map { this.words.token.repeat(rowsOf(it)) }
     return Processed(pieces, this.words.begin + words(rows) + this.words.end)
@@ -40,12 +40,12 @@ private fun ImagePart.written(pieces: List<Picture>, words: (List<String>) -> St
 private fun tiles(picture: Picture, tile: Int): List<Picture> =
     (0 until picture.height step tile).flatMap { y -> (0 until picture.width step tile).map { x -> picture.part(x, y, tile, tile) } }
 
-/** The rows of tiles, line by line, each behind its number. */
+/** The rows of tiles, line by line, each after its number. */
 private fun ImagePart.tiled(rows: List<String>, columns: Int): String = rows.chunked(columns).withIndex().joinToString("") { (y, line) ->
     line.withIndex().joinToString("") { (x, own) -> words.tile.replace("{row}", "${y + 1}").replace("{column}", "${x + 1}") + own } + words.line
 }
 
-/** Make the longer side [PixelPart.longest], then both sides multiples of a tile's; the whole is made of those tiles. */
+/** Make the longer side [PixelPart.longest], then both sides multiples of a tile's; the picture is cut into those tiles. */
 private fun idefics3(given: Picture, size: Size, part: ImagePart): Processed {
     val how = part.pixels
     fun Picture.to(size: Size) = resized(size.width, size.height, how.resample)
@@ -147,7 +147,10 @@ private fun grid(size: Size, tile: Int, shapes: List<Size>): Size {
 
 /* From a piece to rows of numbers. */
 
-/** What a tower reads of a piece: [rows, columns], the patches of a piece line by line, and behind each its place, if these are learnt apart. */
+/**
+ * Input rows of a vision encoder for a piece: [rows, columns], the patches line by line, each followed by its position if that is learned
+ * separately.
+ */
 internal fun towerRows(piece: Picture, part: ImagePart, places: FloatArray?, columns: Int): FloatArray {
     val how = part.pixels
     val (down, across) = piece.height / how.patch to piece.width / how.patch
@@ -194,7 +197,7 @@ private fun weights(size: Int, part: PlacesPart): List<FloatArray> = List(size) 
     }
 }
 
-/** One row of [columns] of each square of a tower's rows [rows, width], side by side; zeros behind them. */
+/** One row of [columns] for each square of an encoder's rows [rows, width], concatenated and padded with zeros. */
 internal fun merged(rows: FloatArray, width: Int, piece: Picture, part: ImagePart, columns: Int): FloatArray {
     val (down, across) = piece.height / part.pixels.patch to piece.width / part.pixels.patch
     val factor = part.factor

@@ -8,18 +8,18 @@ import java.util.Locale
 
 private const val LEAST = 64 // tokens: a bundle that has no room for them is refused when it is loaded
 private val CHUNKS = listOf(128, 64, 32, 16) // rows of a prefill's pass: fewer need less scratch and more time
-private val CHEAPER = listOf("ngram", "ar") // methods without memory of their own, the better one first
+private val CHEAPER = listOf("ngram", "ar") // methods without additional memory, the better one first
 
 /**
- * How a request may run: [predicted] bytes with all that is in use (0 = nothing was predicted), and as [reason] what was changed;
- * [crowded]: idle KV of earlier requests must go first, all but [spare] bytes of it (null = any number may stay).
+ * How a request may run: [predicted] bytes with all that is in use (0 = nothing was predicted), and the changes, as [reason]; [crowded]:
+ * idle KV of earlier requests must be freed first, except [spare] bytes of it (null = any number may stay).
  */
 class Admission(
     val method: String, val chunk: Int, val predicted: Long, val reason: String = "", val crowded: Boolean = false,
     val checkpoints: Int = CHECKPOINTS, val spare: Long? = null,
 )
 
-/** What an engine may take: private bytes beyond what its process has when it is made; [limit] null = no limit. */
+/** Memory limit of an engine: private bytes beyond those of its process when it is made; [limit] null = no limit. */
 class Allowance(private val manifest: Manifest, use: RunOptions, limit: Long?, private val host: Host = Host()) {
     var limit = limit
         private set
@@ -41,7 +41,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, limit: Long?, p
         )
     }
 
-    /** How a request of so many [tokens] of prompt and answer may run; [busy]: KV of others, [idle]: what earlier ones left. */
+    /** How a request of [tokens] tokens of prompt and answer may run; [busy]: KV of others, [idle]: KV left by earlier ones. */
     fun admit(method: String, tokens: Int, gamma: Int, greedy: Boolean, busy: Long = 0, idle: Long = 0): Admission {
         val limit = limit ?: return Admission(method, CHUNKS[0], 0)
         val base = use.copy(context = tokens, gamma = gamma, greedy = greedy)
@@ -61,7 +61,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, limit: Long?, p
         )
     }
 
-    /** Those of the methods, the first ones first, whose memory fits at the same time with so many tokens. */
+    /** Those of the methods, the first ones first, whose memory fits at the same time with [tokens] tokens. */
     fun together(methods: List<String>, tokens: Int): List<String> {
         val limit = limit ?: return methods
         var left = limit - takes(use.copy(context = tokens, chunk = CHUNKS.last(), method = "ar"))
@@ -98,7 +98,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, limit: Long?, p
     }
 }
 
-/** What the system says of memory whenever it is asked; on Android ActivityManager.MemoryInfo says it. */
+/** The system's current memory figures; on Android those of ActivityManager.MemoryInfo. */
 interface MemoryFacts {
     val total: Long // bytes of the machine
     val available: Long // bytes that this process may take beyond what it has now
@@ -110,10 +110,10 @@ fun interface Heat {
     fun level(): Int
 }
 
-/** What a hot device is spared: passes of fewer [threads], and guesses beyond [guesses]; null = as many as a request asks for. */
+/** Limits for a hot device: passes of fewer [threads], and at most [guesses] draft tokens; null = as many as a request asks for. */
 class Sparing(val threads: Int, val guesses: Int?, val reason: String = "") {
     companion object {
-        /** Moderate heat costs a thread and the longest guesses, severe heat half of the threads and all but two guesses. */
+        /** Moderate heat removes a thread and the longest drafts, severe heat half of the threads and drafts of more than two tokens. */
         fun at(level: Int, threads: Int): Sparing = when {
             level < 2 -> Sparing(threads, null)
             level == 2 -> maxOf(1, threads - 1).let { Sparing(it, 4, "the device is warm: $it of $threads threads, at most 4 guesses") }
@@ -122,7 +122,7 @@ class Sparing(val threads: Int, val guesses: Int?, val reason: String = "") {
     }
 }
 
-/** Bytes for people: 1610612736 -> "1.50 GiB". */
+/** Human-readable bytes: 1610612736 -> "1.50 GiB". */
 fun showBytes(count: Long): String {
     var value = count.toDouble()
     var unit = "B"
@@ -135,11 +135,11 @@ fun showBytes(count: Long): String {
     return "%.${digits}f %s".format(Locale.ROOT, value, unit)
 }
 
-/* What of a bundle fits a memory budget. */
+/* Choice of methods and contexts of a bundle that fit a memory budget. */
 
 private const val SHORTEST = 64 // tokens
 
-/** A method under a budget: most tokens that fit (0 = not even [SHORTEST]), its memory, the predicted speed over plain decoding. */
+/** A method under a budget: maximum context that fits (0 = not even [SHORTEST]), its memory, the predicted speed over plain decoding. */
 class PlannedRun(val method: String, val context: Int, val parts: List<MemoryPart>, val speedup: Double?) {
     val fits: Boolean get() = context > 0
     val bytes: Long get() = parts.sumOf { it.bytes }

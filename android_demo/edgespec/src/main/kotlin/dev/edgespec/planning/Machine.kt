@@ -5,7 +5,7 @@ import dev.edgespec.Edgespec
 import dev.edgespec.runtimes.*
 import java.io.File
 
-/* What a device is, and the bytes that a pass over a bundle reads there, as the Python side names and counts them. */
+/* Description of a device, and the bytes that a pass over a bundle reads there, with the names and counts of the Python side. */
 
 private val FLAGS = listOf("avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm", "sve") // what kernels differ by
 
@@ -41,7 +41,7 @@ internal fun kvTokenBytes(part: ModelPart, attention: AttentionChoice): Long = p
     attention.kv?.let { it.blockBytes(facts) / KV_BLOCK } ?: (8L * facts.kvHeads * facts.dims.sum())
 }
 
-/** Bytes of weights that a one-row pass of a model reads: of experts those chosen, of an embedding of its own only rows; [part]: of a manifest. */
+/** Bytes of weights that a one-row pass reads: only the chosen experts, and only rows of an untied embedding; [part]: of a manifest. */
 internal fun readBytes(part: JsonObject, native: Boolean): Long {
     val facts = part["facts"].asJsonObject
     fun fact(name: String) = facts[name]?.asLong ?: 0

@@ -23,11 +23,11 @@ private const val NGRAM = 340L
 data class MemoryPart(val name: String, val bytes: Long)
 
 /**
- * The process: [process] bytes that are counted although they are there before a bundle is; [zeroed]: whether memory
- * is written when it is allocated, as direct buffers are, so that all of it counts at once.
+ * The process: [process] bytes that are counted although they exist before a bundle is loaded; [zeroed]: whether memory is written when it
+ * is allocated, as direct buffers are, so that all of it counts at once.
  */
 class Host(private val zeroed: Boolean = true, val process: Long = 0) {
-    /** Resident bytes of an array of [there], of which [used] were written, in so many pieces. */
+    /** Resident bytes of an array of [there] bytes, of which [used] were written, in [pieces] pieces. */
     internal fun touched(used: Long, there: Long, pieces: Int): Long =
         if (zeroed) there else if (there < 2 * HUGE) used else minOf(there, used + pieces * HUGE / 2)
 }
@@ -64,7 +64,7 @@ private fun model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: St
     ) + sourceParts(manifest, part, use, lead) + if (native) towerParts(manifest, part, use, lead) else emptyList()
 }
 
-/** What reading a source takes: its memory and the last one's, and the encoder's session and pass. */
+/** Memory for reading a source: its cross-attention cache and the last one's, and the encoder's session and pass. */
 private fun sourceParts(manifest: Manifest, part: ModelPart, use: RunOptions, lead: String): List<MemoryPart> {
     val source = part.source ?: return emptyList()
     val rows = if (source.kind == "features") source.most else minOf(source.most, use.context)
@@ -77,7 +77,7 @@ private fun sourceParts(manifest: Manifest, part: ModelPart, use: RunOptions, le
     )
 }
 
-/** What reading pictures takes: tower and projector, a pass over one piece, and rows of the largest picture. */
+/** Memory for reading pictures: vision encoder and projector, a pass over one piece, and rows of the largest picture. */
 private fun towerParts(manifest: Manifest, part: ModelPart, use: RunOptions, lead: String): List<MemoryPart> {
     val (image, tower) = (part.image ?: return emptyList()) to part.tower!!
     val sides = listOf(tower) + part.projectors
@@ -90,17 +90,17 @@ private fun towerParts(manifest: Manifest, part: ModelPart, use: RunOptions, lea
 
 private fun graphBytes(manifest: Manifest, part: ModelPart): Long = manifest.files[part.graphs["native"]?.file]?.size ?: 0
 
-/** Of an encoder's pass over so many rows, whose layers take turns with the room of one. */
+/** Memory of an encoder's pass over [rows] rows, whose layers share the room of one. */
 private fun encoding(encoder: ModelPart, kv: KvFormat, use: RunOptions, rows: Int): Long =
     nativeScratch(encoder, use.copy(context = rows), rows, false) +
         kv.nbytes(encoder.facts, up(rows, KV_BLOCK)) / encoder.facts.kvLayers + 8L * rows * encoder.facts.hidden
 
 /* Bytes of running: keys and values, and the scratch space and outputs of the largest passes. */
 
-private const val SPLIT = 4 * KV_BLOCK // tokens that attention takes in one piece (native/attention.cpp)
+private const val SPLIT = 4 * KV_BLOCK // tokens that attention processes in one piece (native/attention.cpp)
 private const val TILE = 16
 private const val ACT = 48L // bytes of 32 quantized activations (native/layout.h)
-private const val QUERY = 48L // of what attention knows of a query beside its numbers (native/kernels.h)
+private const val QUERY = 48L // of attention's record of a query, without its numbers (native/kernels.h)
 private const val DRAWN = 7 // rows of float64 that drawing a token takes for a moment
 private const val PROBED = 5 // rows whose logits are compared to say whether rows are exact, and that control times
 
@@ -122,11 +122,11 @@ internal fun kvBytes(part: ModelPart, use: RunOptions, native: Boolean, draft: B
     return 2L * facts.layers * host.touched(row * tokens, row * up(room, ROUND_CAPACITY), facts.kvHeads)
 }
 
-/** Of a checkpoint of the target's states; 0 = none are taken: there are no states, or coded keys beside them. */
+/** Memory of a checkpoint of the target's states; 0 = none are taken, because the model has no states, or keys have codes. */
 internal fun checkpointBytesOf(part: ModelPart, use: RunOptions): Long =
     if (modelKv(part, use, false).ring > 0) 0 else checkpointBytes(part.facts)
 
-/** Of the largest pass of native operators (native/pass.h, Scratch): the prefill's. */
+/** Memory of the largest pass of native operators (native/pass.h, Scratch): the prefill's. */
 internal fun nativeScratch(part: ModelPart, use: RunOptions, rows: Int, draft: Boolean): Long {
     val facts = part.facts
     val tokens = minOf(use.context, facts.context)
@@ -134,7 +134,7 @@ internal fun nativeScratch(part: ModelPart, use: RunOptions, rows: Int, draft: B
     val dim = paddedDim(facts)
     var floats = facts.hidden.toLong() + attended + if (part.format == "w8a8") facts.intermediate else 0
     val heads = facts.delta
-    if (heads != null) { // what the rule reads and gives, and what is behind its convolution, of the last pass too
+    if (heads != null) { // inputs and outputs of the rule, and the output of its convolution, also of the last pass
         val inner = maxOf(heads.values * heads.valueDim, attended)
         floats += heads.mixed + 2L * inner + 2 * heads.values + 2 * stateWidth(facts)
     } else if (facts.convolutions.isNotEmpty()) {
@@ -152,10 +152,10 @@ internal fun nativeScratch(part: ModelPart, use: RunOptions, rows: Int, draft: B
     return rows * (4 * floats + acts + query + partial)
 }
 
-/** Of a row of activations, in the form that matrices multiply. */
+/** Memory of a row of activations, in the form that matrices multiply. */
 private fun actBytes(part: ModelPart, width: Int): Long = if (part.format == "fp32") 4L * width else up(width, 64) / 64 * 2 * ACT
 
-/** Of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer, and scores of wide heads. */
+/** Memory of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer, and scores of wide heads. */
 internal fun stockScratch(part: ModelPart, use: RunOptions, rows: Int): Long {
     val facts = part.facts
     val attended = (facts.heads + 2L * facts.kvHeads) * facts.headDim
@@ -165,18 +165,18 @@ internal fun stockScratch(part: ModelPart, use: RunOptions, rows: Int): Long {
     return 4 * (rows + 1) * (activations + scores) // and the dummy row of a gated graph
 }
 
-/** Of rows of logits that leave the LM head, and what sampling makes of the target's. */
+/** Memory of rows of logits that leave the LM head, and of sampling from the target's. */
 internal fun logitsBytes(part: ModelPart, use: RunOptions, native: Boolean, draft: Boolean): Long {
     val columns = part.headVocab?.size?.takeIf { part.cut } ?: part.facts.vocab
     val drafts = use.method != "ar"
     var rows = if (drafts) PROBED else 0
     if (!native || !use.greedy) rows = maxOf(rows, if (drafts) use.gamma + 1 else 1)
-    // float64: what the distribution of a row is made from, and the drafter's distribution of every guess
+    // float64: inputs of the distribution of a row, and the drafter's distribution of every draft token
     val drawn = if (use.greedy || draft) 0 else DRAWN + if (drafts) use.gamma else 0
     return 4L * rows * columns + 8L * drawn * part.facts.vocab
 }
 
-/** Of a group of heads; native operators give only the best. */
+/** Memory of a group of heads' logits; native operators return only the best. */
 internal fun headLogits(part: ModelPart, native: Boolean, groups: List<String>): Long {
     val columns = part.headVocab?.size ?: part.facts.vocab
     return if (native) 0 else 4L * columns * (part.heads.filter { it.name in groups }.maxOfOrNull { it.count } ?: 0)
@@ -203,7 +203,7 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     val tied = facts.tied && (blocks || !inBlocks)
     val own = matrixBytes(head, facts.vocab, facts.hidden)
     val cut = part.headVocab?.let { matrixBytes(head, it.size, facts.hidden) } ?: 0
-    // a draft with a cut LM head multiplies by that one alone, and only looks its embedding up; a drafter has none
+    // a draft with a cut LM head multiplies only by that one, and only looks its embedding up; a drafter has none
     val row = if (tied) own / facts.vocab else rowBytes(part, blocks)
     val table = if (part.decoder != null || tied && !part.cut) 0 else row * facts.vocab
     val position = if (part.origin == "edgespec") 4L * (if (facts.angles.isEmpty()) facts.hidden else facts.angles.sum()) else 0
@@ -221,7 +221,7 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     }
 }
 
-/** Of a token's row in an embedding that is only looked up. */
+/** Memory of a token's row in an embedding that is only looked up. */
 private fun rowBytes(part: ModelPart, blocks: Boolean): Long {
     val hidden = part.facts.hidden
     if (part.format == "fp32") return 4L * hidden

@@ -12,9 +12,9 @@ import kotlin.math.roundToInt
 const val BASELINE = "ar"
 private const val RESAMPLES = 2000
 
-/** What was measured of one method; [ratios]: plain decoding's time over this method's, pair by pair. */
+/** Measurements of one method; [ratios]: plain decoding's time over this method's, pair by pair. */
 class MethodFigures(val method: String) {
-    val msPerToken = ArrayList<Double>() // a figure per run, prefill apart
+    val msPerToken = ArrayList<Double>() // a figure per run, without prefill
     val ratios = ArrayList<Double>()
     val results = ArrayList<Result>()
     val speed: Double get() = median(ratios) // over plain decoding
@@ -43,7 +43,7 @@ private fun bootstrap(values: List<Double>): Pair<Double, Double> {
     return medians[edge] to medians[medians.size - 1 - edge]
 }
 
-/** Measure [methods] against plain decoding, in turns on every prompt; the first round is not timed; [progress]: (done, of, method). */
+/** Measure [methods] against plain decoding, interleaved on every prompt; the first round is not timed; [progress]: (done, of, method). */
 fun bench(
     engine: Engine, prompts: List<String>, settings: Settings = Settings(), repeats: Int = 3,
     methods: List<String> = engine.methods, progress: (Int, Int, String) -> Unit = { _, _, _ -> },
@@ -87,7 +87,7 @@ class Proved(val method: String, val expected: IntArray, val got: IntArray) {
         linkedMapOf("method" to method, "equal" to equal, "expected" to expected.toList(), "got" to got.toList())
 }
 
-/** The bundle's golden vectors, written again here by every method that promises the same text; [progress] is told (done, of). */
+/** The bundle's golden vectors, generated again by every method that promises the same text; [progress] is called with (done, of). */
 fun proof(engine: Engine, progress: (Int, Int) -> Unit = { _, _ -> }): List<Proved> {
     val golden = engine.bundle.manifest.golden
     val found = ArrayList<Proved>()

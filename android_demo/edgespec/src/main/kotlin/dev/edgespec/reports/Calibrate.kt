@@ -14,8 +14,8 @@ import java.time.Instant
 import java.time.temporal.ChronoUnit
 
 /*
- * What passes, drafts, prefills and whole methods of a bundle take on this device, within a time: the profile that
- * `edgespec plan --device FILE` takes, with the fields of Python's (edgespec/planning/profiles.py, edgespec/reports/calibrate.py).
+ * Measures passes, drafts, prefills and whole methods of a bundle on this device, within a time limit.  The result is the profile for
+ * `edgespec plan --device FILE`, with the fields of Python's (edgespec/planning/profiles.py, edgespec/reports/calibrate.py).
  */
 
 private const val PROFILE_SCHEMA = 1
@@ -26,7 +26,7 @@ private const val PREFILL = 128 // tokens of a timed prefill
 private const val KV_SHARE = 0.25 // of the memory that is free: keys and values of the deepest pass take no more
 private const val TRIES = 3 // of passes on a busy device: the steadiest count
 private const val BUSY = 1.5 // from this spread of equal passes on, something else ran
-private val OUTSIDE = Regex("(\"(?:[^\"\\\\]++|\\\\.)*+\")|\\s+") // strings of JSON, and the white space beside them
+private val OUTSIDE = Regex("(\"(?:[^\"\\\\]++|\\\\.)*+\")|\\s+") // strings of JSON, and the white space around them
 private val ROWS = listOf(1, 2, 3, 5, 9, 17)
 private val DEPTHS = listOf(64, 512, 2048, 8192, 32768, 131072)
 private val SHARES = mapOf("passes" to 0.33, "prefill" to 0.10, "drafts" to 0.07, "trials" to 0.50)
@@ -34,11 +34,11 @@ private val SHARES = mapOf("passes" to 0.33, "prefill" to 0.10, "drafts" to 0.07
 /**
  * Measure an engine's bundle on this device.
  *
- * @param machine what the device is.
- * @param seconds of measuring, divided among its parts, each of which makes its fewest turns however long they take.
+ * @param machine description of the device.
+ * @param seconds of measuring, divided among its parts; each part makes its minimum number of turns in any case.
  * @param process resident bytes of the process before the bundle was loaded ([Machine.resident]).
- * @param progress told of every part: (its name, done, of).
- * @return the profile, as a file of JSON; from another thread than the main one.
+ * @param progress called for every part: (its name, done, of).
+ * @return the profile, as a file of JSON; call it outside the main thread.
  */
 fun calibrate(
     engine: Engine, machine: Machine = Machine(), seconds: Double = 15.0, process: Long = 0, progress: (String, Int, Int) -> Unit = { _, _, _ -> },
@@ -115,7 +115,7 @@ private class Calibration(
         return found
     }
 
-    /** A pass over so many rows, of different tokens, which go to different experts. */
+    /** A pass over [rows] rows of different tokens, which go to different experts. */
     private fun over(slot: Slot, rows: Int): () -> Any = IntArray(rows) { it % slot.vocabSize }.let { tokens -> { slot.forwardBest(tokens) } }
 
     private fun prefill(lane: Lane, depths: List<Int>): Map<Int, Double> {
@@ -149,7 +149,7 @@ private class Calibration(
         }
     }
 
-    /** Every method on the bundle's own prompts beside plain decoding, in turns; the first texts only for control to learn from. */
+    /** Every method on the bundle's prompts, interleaved with plain decoding; control only learns from the first texts. */
     private fun trials(step: Double): Map<String, Map<String, Any>> {
         val prompts = engine.bundle.manifest.golden.map { it.prompt }.filter { it.size in 1..engine.context - 2 }
         if (prompts.isEmpty()) {
@@ -180,7 +180,7 @@ private class Calibration(
                 }
             }
         }
-        // passes of as many rows take the same, whatever the method, but those of early exits, of which layers have run before
+        // passes of equal rows take the same time for every method, except early exits, whose first layers have run before
         val shared = passTimes(results.filterKeys { it != "paradecode" }.values.flatten())
         val plain = results.getValue(BASELINE)
         val token = round(plain, shared).sum() * plain.sumOf { it.stats.rounds } / plain.sumOf { it.stats.tokens }

@@ -5,12 +5,12 @@ import dev.edgespec.decoding.Matrix
 import java.io.File
 import java.nio.*
 
-/* Graphs that run, memory that they read and write where it lies, and the choice of operators. */
+/* Graphs that run, memory that they read and write in place, and the choice of operators. */
 
-/** What the numbers of an array are; [size]: bytes of one. */
+/** Type of an array's numbers; [size]: bytes of one. */
 enum class Dtype(val size: Int) { FLOAT(4), INT64(8), INT32(4), UINT8(1), BOOL(1) }
 
-/** Memory outside of the Java heap as an array (zero copy): write it, and whoever runs a graph reads it where it lies. */
+/** Memory outside of the Java heap as an array (zero copy): a graph reads the written numbers in place. */
 internal class Bound private constructor(val memory: ByteBuffer, val type: Dtype, val shape: IntArray) : AutoCloseable {
     val bytes: ByteBuffer = memory.duplicate().also { it.position(0).limit(size(type, shape).toInt()) }.slice().order(ByteOrder.nativeOrder())
     val longs: LongBuffer by lazy { bytes.asLongBuffer() }
@@ -18,7 +18,7 @@ internal class Bound private constructor(val memory: ByteBuffer, val type: Dtype
     val floats: FloatBuffer by lazy { bytes.asFloatBuffer() }
     private var seen: AutoCloseable? = null
 
-    /** What another library sees of it, made when it is first asked for, and closed with it. */
+    /** Another library's view of it, made at the first request, and closed with it. */
     fun seen(make: () -> AutoCloseable): AutoCloseable = seen ?: make().also { seen = it }
 
     override fun close() {
@@ -38,12 +38,12 @@ internal class Bound private constructor(val memory: ByteBuffer, val type: Dtype
     }
 }
 
-/** A graph that is ready to run: by ONNX Runtime, or one of native operators by their library alone. */
+/** A graph that is ready to run: by ONNX Runtime, or one of native operators by only their library. */
 internal interface Runner : AutoCloseable {
     /** Columns of what a pass may begin with. */
     val givenSize: Int
 
-    /** Let at most so many threads work on later passes, where that can be told after it was opened. */
+    /** Limit the threads of later passes, if that can be changed after opening. */
     fun limit(threads: Int) = Unit
 
     fun binding(): Binding
@@ -60,12 +60,12 @@ internal interface Binding {
 
 private const val LARGE = 0.5 // of the largest core's capacity: a pass ends with its slowest thread
 
-/** More than these machines have cores; ONNX Runtime would start as many as it is told. */
+/** More than these machines have cores; ONNX Runtime would start any number. */
 const val MOST_THREADS = 512
 
 /**
- * Threads a session gets when none are asked for: the large cores of a phone, at most four, by the capacity that Linux has
- * measured of each (`cpu_capacity`, 1024 = the largest), else by its highest frequency; all cores where neither is told.
+ * Default threads of a session: the large cores of a phone, at most four, by the capacity that Linux has measured of each (`cpu_capacity`,
+ * 1024 = the largest), else by its highest frequency; all cores if neither is known.
  */
 fun defaultThreads(cores: File = File("/sys/devices/system/cpu"), processors: Int = Runtime.getRuntime().availableProcessors()): Int {
     fun told(name: String) = (0 until processors).mapNotNull { at ->
@@ -93,7 +93,7 @@ internal fun whyNot(library: File?): String? = when {
 /** Lines of a file of the system's; none where it is not Linux, or forbidden. */
 internal fun linesOf(file: String): List<String> = runCatching { File(file).readLines() }.getOrDefault(emptyList())
 
-/** Tells this build of a library from others: its hash; of one that lies in an app's archive, which archive, when written. */
+/** Identifies this build of a library by its hash; for one inside an app's archive, by the archive and its time. */
 internal fun identityOf(library: File): String {
     if (!byName(library)) return sha256(library)
     val mapped = linesOf("/proc/self/maps").filter { '/' in it }.map { File(it.substring(it.indexOf('/'))) }.distinct()
@@ -132,8 +132,8 @@ internal fun interface RowsOfPictures {
 }
 
 /**
- * A loaded graph, and the buffers that all KV slots over it share.  One pass at a time.
- * [onOnnxRuntime]: native operators run as ONNX Runtime's, too, and not by their library alone.
+ * A loaded graph, and the buffers that all KV slots over it share.  One pass at a time. [onOnnxRuntime]: native operators run in ONNX
+ * Runtime, and not only in their library.
  */
 class Model(
     val folder: File, val part: ModelPart, graph: String, val threads: Int, library: File?, kv: KvFormat? = null,
@@ -170,7 +170,7 @@ class Model(
         keyTables.floats.put(tables)
     }
 
-    /** A view of the growing buffer [name]; the same memory whatever the shape.  New memory is zero. */
+    /** A view of the growing buffer [name]; all shapes share its memory.  New memory is zero. */
     internal fun buffer(name: String, type: Dtype, vararg shape: Int): Bound {
         val last = held[name]
         if (last != null && last.shape.contentEquals(shape)) return last
@@ -191,7 +191,7 @@ class Model(
 
     private fun replace(name: String, bound: Bound) = held.put(name, bound)?.close()
 
-    /** Rows of [columns] numbers from [first] on, which begin [stride] apart. */
+    /** Rows of [columns] numbers from [first] on, with stride [stride]. */
     internal fun matrix(bound: Bound, rows: Int, columns: Int, stride: Int = columns, first: Int = 0): Matrix {
         val data = if (first == 0) bound.floats else bound.floats.duplicate().also { it.position(first) }.slice()
         return Matrix(rows, columns, data, this.rows.getOrPut(columns) { FloatArray(columns) }, stride)

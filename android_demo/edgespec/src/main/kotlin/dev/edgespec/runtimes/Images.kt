@@ -2,7 +2,7 @@ package dev.edgespec.runtimes
 
 import dev.edgespec.images.Picture
 
-/* What a manifest says of a model that reads pictures, as edgespec/runtimes/files/images.py does, of the kinds that are read here. */
+/* A manifest's part about a model that reads pictures, as in edgespec/runtimes/files/images.py, for the kinds that are supported here. */
 
 private val KINDS = listOf("idefics3", "lfm2-vl", "internvl")
 
@@ -12,7 +12,7 @@ class PixelPart(
     val longest: Int, val tile: Int, val tiles: List<Int>, val tokens: List<Int>, val tolerance: Double, val split: Boolean, val thumbnail: Boolean,
 )
 
-/** What stands for a picture in a text: templates write [placeholder], in whose place [token] comes once for each row, between the others. */
+/** Text of a picture: templates write [placeholder], which is replaced by [token], once for each row, between the others. */
 class ImageWords(
     val placeholder: String, val token: String, val id: Int, val written: String, val begin: String, val end: String, val tile: String,
     val line: String, val whole: String,
@@ -21,12 +21,14 @@ class ImageWords(
 /** Learnt places of a tower, float32 [side * side, width] in [file], which are resampled to the grid of patches that a picture has. */
 class PlacesPart(val file: String, val side: Int, val width: Int, val how: String)
 
-/** What plain decoding wrote about a picture of stripes ([dev.edgespec.engine.proofPicture]); [prompt] has the picture's token for each row. */
+/**
+ * Plain decoding's text about a picture of stripes ([dev.edgespec.engine.proofPicture]); [prompt] has the picture's token for each row.
+ */
 class SeenVector(val height: Int, val width: Int, val prompt: IntArray, val tokens: IntArray)
 
 /**
- * How pictures become rows of a decoder: a tower reads the patches of a piece, behind [lead] empty rows; squares of [factor] rows to
- * a side become one, and a projector makes the decoder's of them, [most] of the largest picture.
+ * How pictures become embeddings of a decoder: a vision encoder reads the patches of a piece, after [lead] empty rows.  Squares with
+ * [factor] rows to a side become one, and a projector maps them to the decoder, at most [most] of the largest picture.
  */
 class ImagePart(
     val pixels: PixelPart, val words: ImageWords, val factor: Int, val lead: Int, val most: Int, val places: PlacesPart?, val proof: List<SeenVector>,

@@ -5,7 +5,7 @@ import java.io.File
 import java.nio.ByteBuffer
 import java.util.TreeMap
 
-/* How native operators keep keys and values: sizes, the numbers the operator is told, and which format a session uses. */
+/* KV cache of native operators: sizes, the operator's control numbers, and the choice of a session's format. */
 
 /** Formats of one model's cache: keys, values, a coarser copy of the keys for drafts, and how many keys are exact. */
 data class KvFormat(
@@ -52,9 +52,8 @@ internal fun up(value: Int, to: Int): Int = (value + to - 1) / to * to
 internal fun paddedDim(facts: ModelFacts) = up(facts.dims.max(), TILE)
 
 /**
- * Bytes of what layers without attention keep, all of them: the same for every length of text.  A layer: what a convolution
- * reads of the last tokens, [144, width] float32; of a delta rule also its states and, in 64 bytes of their own, how many
- * tokens they hold.
+ * Bytes of all states of layers without attention: the same for every length of text.  A layer has a convolution's inputs from the last
+ * tokens, [144, width] float32.  A delta rule also has its states and, in 64 separate bytes, the number of tokens in them.
  */
 internal fun stateBytes(facts: ModelFacts): Long =
     facts.convolutions.size * (4L * STATE_ROWS * stateWidth(facts) + matrixBytes(facts))
@@ -71,7 +70,7 @@ private fun matrixBytes(facts: ModelFacts): Long = facts.delta?.let { 4L * it.va
 
 private fun headBytes(name: String, dim: Int): Long = KEYS.getValue(name).let { it.channel.toLong() * dim + it.scales }
 
-/** What a model is decoded with where nothing else is said: exact up to rounding. */
+/** The default attention format of a model: exact up to rounding. */
 fun exactAttention(part: ModelPart): String = if (part.format == "fp32") "f32" else "f16"
 
 /** How an encoder keeps keys during a pass: those of int4 and int8 lose nothing by int8, and passes over hundreds of rows are faster. */
@@ -112,7 +111,7 @@ private fun checkLearnt(part: ModelPart, name: String, option: String) {
     )
 }
 
-/** What the keys', then the codes' format was learnt with, as the operator takes it; empty where none is needed. */
+/** Learned tables of the keys' format, then of the codes' format, as the operator reads them; empty for formats without tables. */
 internal fun readTables(folder: File, part: ModelPart, kv: KvFormat): FloatArray {
     val needed = listOfNotNull(kv.keys, kv.codes).filter { it in LEARNT }
     if (needed.isEmpty()) return FloatArray(0)
@@ -142,7 +141,7 @@ private fun readTensor(file: File, name: String, size: Int): FloatArray = try {
         val floats = java.nio.ByteBuffer.wrap(bytes).order(java.nio.ByteOrder.LITTLE_ENDIAN).asFloatBuffer()
         FloatArray(size).also { floats.get(it) }
     }
-} catch (error: Exception) { // whatever is wrong with it
+} catch (error: Exception) { // any defect
     throw BundleError("$file: not readable: ${error.message}", "export the bundle again", error)
 }
 
@@ -156,14 +155,13 @@ data class RunOptions(
 )
 
 private const val LEAST = 16 // tokens: shorter beginnings are read again as fast
-private const val ASKING = 32 // most tokens by which a template asks for an answer
+private const val ASKING = 32 // maximum tokens of a template's request for an answer
 
 /**
- * Checkpoints of one slot's states: copies at chosen lengths of a text, since what a state holds cannot be cut back.
+ * Checkpoints of one slot's states: copies at chosen lengths of a text, because a state cannot be cropped.
  *
- * A text that goes back to before what the states hold is read on from the last checkpoint that is still a beginning of it.
- * A checkpoint holds the matrices, and of the ring only the rows that the next tokens see; keys and values lie where they
- * were written.
+ * A text that is cropped to before the states is read again from the last checkpoint that is still a prefix of it.  A checkpoint holds the
+ * matrices, and only the rows of the ring that the next tokens see; keys and values stay in the cache.
  */
 internal class Checkpoints(private val facts: ModelFacts) {
     private var most = CHECKPOINTS // that are kept: the first one, usually the end of the system prompt, and the newest ones
@@ -173,7 +171,7 @@ internal class Checkpoints(private val facts: ModelFacts) {
     val lengths: List<Int> get() = kept.keys.toList() // tokens of the text at each
     val nbytes: Long get() = kept.values.sumOf { it.size.toLong() } // bytes of all
 
-    /** Copy the states of a cache; they hold exactly so many tokens, more than any checkpoint's. */
+    /** Copy the states of a cache; they hold exactly [tokens] tokens, more than any checkpoint's. */
     fun take(cache: ByteBuffer, tokens: Int) {
         crop(tokens - 1)
         if (tokens < LEAST || most == 0) return
@@ -181,19 +179,19 @@ internal class Checkpoints(private val facts: ModelFacts) {
         bound()
     }
 
-    /** Copy of the states of a cache what is read after so many tokens, which they hold exactly. */
+    /** Copy the part of a cache's states that is read after [tokens] tokens, which they hold exactly. */
     fun copy(cache: ByteBuffer, tokens: Int): ByteArray = ByteArray(checkpointBytes(facts).toInt()).also { states ->
         pieces(cache, tokens) { from, at, size -> from.get(states, at, size) }
     }
 
-    /** Put back what [copy] gave of so many tokens -> whether it is as much. */
+    /** Restore the states that [copy] saved at [tokens] tokens -> whether the size is right. */
     fun put(cache: ByteBuffer, tokens: Int, states: ByteArray): Boolean {
         val same = states.size.toLong() == checkpointBytes(facts)
         if (same) pieces(cache, tokens) { to, at, size -> to.put(states, at, size) }
         return same
     }
 
-    /** Put the states back as they were after the most tokens up to [most] -> how many (0: there are none); drops later ones. */
+    /** Restore the states of the longest checkpoint of at most [most] tokens -> its length (0: there is none); drops later ones. */
     fun restore(cache: ByteBuffer, most: Int): Int {
         crop(most)
         val (length, states) = kept.lastEntry() ?: return 0
@@ -233,7 +231,7 @@ internal class Checkpoints(private val facts: ModelFacts) {
     }
 }
 
-/** Lengths that other prompts may begin with, too: the first turn, the last, or all but what only asks for the answer. */
+/** Likely lengths of common prefixes with other prompts: the first turn, the last, or all except the request for the answer. */
 internal fun endsOfTurns(tokens: IntArray, eos: Set<Int>): List<Int> {
     val ends = (1 until tokens.size).filter { tokens[it - 1] in eos }
     val whole = tokens.size - 1

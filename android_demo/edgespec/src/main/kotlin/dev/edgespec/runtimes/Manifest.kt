@@ -25,12 +25,12 @@ class Graph(
 /** How native operators keep keys and values of a model, and whether a learnt format passed its gate. */
 class AttentionPart(val default: String, val tables: String?, val learnt: List<String>, val passed: Map<String, Boolean>)
 
-/** Heads beside the LM head that a graph can compute from hidden states; one gate switches a group. */
+/** Heads next to the LM head that a graph can compute from hidden states; one gate switches a group. */
 class HeadGroup(val name: String, val kind: String, val count: Int, val layer: Int, val inner: Int, val own: Boolean)
 
 /**
- * A small decoder conditioned on hidden states of the target: rows that it is given have so many columns.  [block]: rows of
- * a pass that guesses, of a drafter of blocks, with token [mask] where guesses will be.  [borrows]: it reads the target's keys.
+ * A small decoder conditioned on hidden states of the target; [columns]: of its input rows.  [block]: rows of a drafting pass of a drafter
+ * of blocks, with token [mask] in place of draft tokens.  [borrows]: it reads the target's keys.
  */
 class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask: Int?, val borrows: Boolean)
 
@@ -45,14 +45,14 @@ class ModelPart(
     val headFormat: String?, val embeddingFormat: String?, val planes: Boolean, val source: SourcePart?, val encoder: ModelPart?,
     val image: ImagePart?, val tower: ModelPart?, val projectors: List<ModelPart>,
 ) {
-    /** The graph that can run every method: gated if there is one, else strict, else plain, else for native operators alone. */
+    /** The graph that can run every method: gated if there is one, else strict, else plain, else one only for native operators. */
     val main: String get() = MAIN_GRAPHS.first { it in graphs }
 
     /** Whether of int8 weights in two planes only the high ones are read: a model of 4 bits. */
     var highAlone = false
         internal set
 
-    /** Encoders beside it. */
+    /** Its encoders. */
     val sides: List<ModelPart> get() = listOfNotNull(encoder, tower) + projectors
 
     fun named(): List<String> = listOfNotNull(weights, index, attention?.tables, headVocab?.file, image?.places?.file) +
@@ -74,8 +74,8 @@ class FileEntry(val size: Long, val sha256: String)
 class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArray, val begin: IntArray?)
 
 /**
- * The whole manifest; [sampling]: how the model itself asks for tokens to be chosen; [text] and [speech]: what stands around the
- * texts of an encoder-decoder, and what transcripts begin with.
+ * The whole manifest; [sampling]: the model's own recommendation; [text] and [speech]: tokens around the texts of an encoder-decoder, and
+ * the first tokens of transcripts.
  */
 data class Manifest(
     val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?,
@@ -83,12 +83,12 @@ data class Manifest(
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
     val elsewhere: Set<String>, // methods of the bundle that this runtime does not have
 ) {
-    /** Every model of the bundle, the target first; encoders stand last. */
+    /** Every model of the bundle, the target first and encoders last. */
     val models: List<ModelPart> get() = listOfNotNull(target, draft, drafter).let { all -> all + all.flatMap { it.sides } }
 
     /**
-     * What of this can run: with [high], the high planes of int8 alone, of which nothing else was measured.  Only native operators
-     * ([native]) that have low planes, too, can draft by leaving these out.
+     * The manifest of methods that can run: with [high], only the high planes of int8, for which nothing else was measured.  Self-drafts
+     * that skip low planes need native operators ([native]) and a target with low planes.
      */
     internal fun runAs(native: Boolean, high: Boolean): Manifest {
         if (high && !(native && target.planes)) throw InvalidRequest(
@@ -182,7 +182,7 @@ private fun Reader.model(): ModelPart {
     val decoder = partOrNull("decoder") {
         val kind = text("kind")
         val borrows = ints("reads", 0).isNotEmpty()
-        ignore("anchor", "confidence", "masked") // of dspark and peagle alone
+        ignore("anchor", "confidence", "masked") // only of dspark and peagle
         DecoderPart(kind, int("columns", 1, MOST_WIDTH), intOrNull("block", 2, MOST_WIDTH), intOrNull("mask", 0), borrows)
     }
     val found = ModelPart(
@@ -229,7 +229,7 @@ private fun Reader.model(): ModelPart {
     return found
 }
 
-/** Without a temperature the model says nothing of sampling, and plain decoding's default stands. */
+/** Without a temperature the model does not recommend sampling, and plain decoding's default applies. */
 private fun Reader.sampling(whole: Reader): SamplingParams = try {
     SamplingParams(
         numberOrNull("temperature") ?: 0.0, intOrNull("top_k") ?: 0, numberOrNull("top_p") ?: 1.0,

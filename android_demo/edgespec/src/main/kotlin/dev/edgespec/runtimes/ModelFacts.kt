@@ -2,7 +2,7 @@ package dev.edgespec.runtimes
 
 import com.google.gson.JsonArray
 
-/* What decoding and planning need to know of a model: its sizes. */
+/* Sizes of a model for decoding and planning. */
 
 private const val MOST_LAYERS = 1 shl 10 // every number of a manifest becomes a size, a count or an offset
 internal const val MOST_WIDTH = 1 shl 20
@@ -19,10 +19,10 @@ class DeltaHeads(val keys: Int, val values: Int, val keyDim: Int, val valueDim: 
 class ExpertFacts(val count: Int, val chosen: Int, val inner: Int)
 
 /**
- * What decoding and planning need to know of a model; sizes in elements.  Layers of [convolutions] have a short one, of [taps]
- * tokens, instead of attention, with gated [delta] rules behind; [shared] last layers read keys and values of earlier ones;
- * [layerEmbedding]: width of a layer's own embedding of tokens; [angles]: channels that each table of angles turns, empty =
- * positions are learned; [tied]: LM head and embedding are one matrix.
+ * Facts of a model for decoding and planning; sizes in elements.  Layers of [convolutions] have a short one, of [taps] tokens, instead of
+ * attention, followed by gated [delta] rules; [shared] last layers read keys and values of earlier ones; [layerEmbedding]: width of a
+ * layer's own embedding of tokens; [angles]: channels that each table of angles turns, empty = positions are learned; [tied]: LM head and
+ * embedding are one matrix.
  */
 class ModelFacts(
     val architecture: String, val layers: Int, val hidden: Int, val intermediate: Int, val heads: Int, val kvHeads: Int,
@@ -37,7 +37,7 @@ class ModelFacts(
 
 /** Facts of a manifest, as far as they go together; [borrows]: all layers read another model's keys. */
 internal fun Reader.facts(borrows: Boolean): ModelFacts {
-    ignore("parameters") // what people are told
+    ignore("parameters") // only shown to users
     fun Reader.width(name: String) = int(name, 1, MOST_WIDTH)
     val headDims = ints("head_dims", 1, MOST_WIDTH)
     val layers = int("layers", 1, MOST_LAYERS)

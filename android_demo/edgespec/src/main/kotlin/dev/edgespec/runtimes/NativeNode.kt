@@ -30,7 +30,7 @@ private val INPUTS = listOf(
 private val OUTPUTS = listOf("logits", "ids", "values", "hidden").withIndex().associate { it.value to it.index }
 private const val INTERFACE = 2 // version of the C interface that runs nodes
 
-/** A graph of native operators that their [library] runs alone. */
+/** A graph of native operators that only their [library] runs. */
 internal class LibraryGraph(path: File, threads: Int, library: File) : Runner {
     private var model: Long
 

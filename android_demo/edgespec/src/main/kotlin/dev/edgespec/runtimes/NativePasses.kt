@@ -12,18 +12,18 @@ private const val SLOT = 2
 private const val VISIBLE = 3
 private const val PARENT = 4
 
-private const val COMMITTED = -1 // a move from here: so many tokens are committed, states may hold them
+private const val COMMITTED = -1 // source of a move: that many tokens are committed, states may hold them
 
 // among the controls
 private const val TOP = 0
-private const val COLUMNS = 2048L // in the control of the top: so many times the columns of the LM head that are computed
+private const val COLUMNS = 2048L // factor, in the control of the top, of the number of columns of the LM head that are computed
 private const val READ_CODES = 4
 private const val WINDOW = 5
 private const val SINKS = 6
 
 /**
- * Passes of native operators over one cache: the plan of the rows, gates, memories of sources, and what a pass gives.
- * [encodes]: of an encoder, whose layers take turns with the room of one; [beams]: texts of as many tokens, beside each other.
+ * Passes of native operators over one cache: the plan of the rows, gates, cross-attention caches, and a pass's outputs.  [encodes]: for an
+ * encoder, whose layers share the room of one; [beams]: number of texts of equal length in it.
  */
 abstract class NativePasses(model: Model, context: Int?, private val encodes: Boolean, private val beams: Int = 1) : Slot(model, context) {
     internal val kv = model.kv
@@ -62,7 +62,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         var need = up(minOf(most, tokens + model.part.headroom), KV_BLOCK)
         if (minOf(need, most) <= capacity) return
         need = minOf(up(most, KV_BLOCK), maxOf(need, up(capacity * 3 / 2, KV_BLOCK)))
-        // a block of tokens lies together: what is there already is the beginning of the larger cache
+        // blocks of tokens are contiguous: the present ones are the beginning of the larger cache
         val memory = Bound.memory(beams * kv.nbytes(model.facts, need) / if (encodes) model.facts.kvLayers else 1)
         val fresh = Bound.over(memory, Dtype.UINT8, beams, memory.capacity() / beams)
         cache?.let { held ->
@@ -127,7 +127,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         if (attends) see(n, memory)
     }
 
-    /** Let rows of pictures begin with what was made of these, or, where the model reads none, with the token that stands for them. */
+    /** Set the input embeddings of pictures' rows, or, if the model reads none, the token that replaces them. */
     private fun insert(tokens: IntArray, plan: LongBuffer) {
         val rows = tokens.indices.filter { tokens[it] >= INSERTED }
         val pictures = model.inserted ?: return rows.forEach { plan.put(TOKEN * tokens.size + it, model.instead.toLong()) }
@@ -141,7 +141,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         io.input("inserted", bound)
     }
 
-    /** A pass over one row more of each text at these [places] -> logits of all; the texts that go on may be put elsewhere by [spread]. */
+    /** A pass over one more row of each text at these [places] -> logits of all; [spread] may move the texts that continue. */
     internal fun forwardBeams(tokens: IntArray, places: IntArray): Pass {
         val (n, past) = tokens.size to this.tokens.size
         needRoom(past + 1)
@@ -164,7 +164,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         return Pass(Matrix.of(rows, n, columns), null)
     }
 
-    /** Let text i go on from text [parents] i, whose keys and values are at [places]: the first to do so stays there, others get a copy. */
+    /** Let text i continue text [parents] i, whose keys and values are at [places]: the first child stays there, others get a copy. */
     internal fun spread(places: List<Int>, parents: List<Int>): List<Int> {
         val found = arrayOfNulls<Int>(parents.size)
         val taken = HashSet<Int>()
@@ -186,7 +186,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         memory?.let { io.input("memory", it.bound) }
     }
 
-    /** Attend over this memory from now on; tokens that were read beside another source are forgotten. */
+    /** Attend over this cross-attention cache from now on; tokens that were read with another source are forgotten. */
     fun attend(memory: Memory?) {
         val before = this.memory
         memory?.let { it.users++ }
@@ -227,9 +227,9 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
     }
 
     /**
-     * Run what the plan says: [n] rows, of which [rows] from [first] on reach the LM head (-1: the last one), with [times] rows
-     * of logits for each of them; [auxHidden]: give the auxiliary hidden states, too;
-     * [read]: rows that are a text's own, a chain: states hold them at once.
+     * Run the planned rows: [n] rows, of which [rows] from [first] on reach the LM head (-1: the last one), with [times] rows of logits
+     * for each of them; [auxHidden]: also return the auxiliary hidden states; [read]: rows that belong to the text, a chain: states take
+     * them up immediately.
      */
     internal fun launch(
         n: Int, rows: Int, hidden: Boolean = false, auxHidden: Boolean = false, times: Int = 1, columns: Int = this.columns,
@@ -275,7 +275,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         )
     }
 
-    /** Let passes read the coarser copy of the keys, with a window of its own. */
+    /** Let passes read the coarser copy of the keys, with a separate window. */
     internal fun readCodes(on: Boolean) {
         val window = if (on) kv.draftWindow else kv.window
         control.longs.put(READ_CODES, if (on) 1 else 0)
@@ -321,7 +321,7 @@ abstract class NativePasses(model: Model, context: Int?, private val encodes: Bo
         }
     }
 
-    /** A pass that gives only the best so many tokens of each row; 0 = all logits. */
+    /** A pass that returns only the best [top] tokens of each row; 0 = all logits. */
     internal fun <T> top(top: Int, run: () -> T): T {
         control.longs.put(TOP, top.toLong())
         try {

@@ -5,7 +5,7 @@ import dev.edgespec.decoding.*
 import java.nio.ByteBuffer
 import java.util.TreeSet
 
-/** A KV slot over native operators: one node runs the whole pass, and is told of every row where it stands, what it sees. */
+/** A KV slot over native operators: one node runs the whole pass, given each row's position and the tokens that it sees. */
 class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = false, beams: Int = 1) :
     NativePasses(model, context, encodes, beams) {
     override val exactTrees get() = true
@@ -108,7 +108,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
     override fun beginLike(other: Slot, length: Int): Int {
         check(other is NativeSlot)
         if (other.memory !== memory) return crop(0)
-        // what is moved by the next pass does not lie where it should yet
+        // tokens that the next pass moves are not in place yet
         val same = other.cropped(minOf(length, other.moves.minOfOrNull { it[2] } ?: length))
         if (same == 0) return crop(0)
         val back = other.lost(same) // to a checkpoint
@@ -144,7 +144,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
         checkpoints?.take(bytes, tokens.size)
     }
 
-    /** Forget the text behind the last checkpoint of at most so many tokens, or all of it; returns what is left. */
+    /** Forget the text after the last checkpoint of at most [most] tokens, or all of it; returns its length. */
     private fun restart(most: Int = 0): Int {
         forgetStates()
         val left = checkpoints?.restore(bytes, most) ?: 0
@@ -210,7 +210,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
 
     override fun forwardLayers(hidden: FloatArray, rows: Int, offset: Int, first: Int, last: Int): FloatArray {
         val past = tokens.size + offset
-        // layers with embeddings of their own ask for the tokens again
+        // layers with token embeddings need the tokens again
         plan(IntArray(rows) { tried[past + it] ?: 0 }, past)
         loadRows(hidden, rows)
         return parts(first, last, true) { launch(rows, 0, hidden = true).hidden!!.copy() }
@@ -236,7 +236,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
     // -- a drafter conditioned on a target
 
     override fun embed(tokens: IntArray): FloatArray {
-        plan(tokens, 0) // no layer runs: the rows stand nowhere
+        plan(tokens, 0) // no layer runs: the rows are not stored
         return parts(0, 0, false) { launch(tokens.size, 0, hidden = true).hidden!!.copy() }
     }
 
@@ -274,7 +274,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
         return hypotheses(tokens, visible, parents, skip)
     }
 
-    /** Each right behind the text that it sees: the states that far back are not kept, the text is run again. */
+    /** Each right after the text that it sees: states that far back are not kept, so the text is run again. */
     private fun inTurn(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass {
         val text = this.tokens.toIntArray()
         restart()

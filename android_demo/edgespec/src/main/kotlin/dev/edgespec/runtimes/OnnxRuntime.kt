@@ -82,8 +82,8 @@ internal fun makeSession(path: File, threads: Int, library: File?): Runner {
 private const val ONNX_RUNTIME = "ORT_DISABLE_TELEMETRY"
 
 /**
- * Keep ONNX Runtime from reporting its use. 1.29 and later begin when the environment is made, unless this variable is
- * set before; later calls stop only some of it. Java cannot set a variable of its own process, so the system does.
+ * Keep ONNX Runtime from reporting its use. 1.29 and later begin when the environment is made, unless this variable is set before; later
+ * calls stop only some of it. Java cannot set a variable of its process, so the system does.
  */
 internal fun silenceOnnxRuntime() {
     // Windows' builds hand events to the system, which OrtEnvironment.setTelemetry stops

@@ -17,7 +17,7 @@ internal fun needsPairs(model: Model): Boolean = model.pairs ?: run {
     model.pairs!!
 }
 
-/** Compare the logits of two tokens, each alone and followed by the other. */
+/** Compare the logits of two tokens, each as a single row and followed by the other. */
 private fun loneRowDiffers(slot: StockSlot): Boolean {
     val random = Random(7)
     val text = IntArray(2) { random.nextInt(slot.vocabSize) }

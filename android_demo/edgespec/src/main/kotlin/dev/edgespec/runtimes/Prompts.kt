@@ -14,8 +14,8 @@ import javax.crypto.Mac
 import javax.crypto.spec.SecretKeySpec
 
 /*
- * Prompts that were read, on the disk: what passes left of their tokens, in blocks that the next process finds.  Names and
- * files are those of Python (edgespec/runtimes/files/prompts.py says what is in them), of a text that is nobody's in particular.
+ * Cache of computed prompts on the disk: the KV cache of their tokens, in blocks that the next process finds.  Names and files are those
+ * of Python (edgespec/runtimes/files/prompts.py describes them), for texts without an owner.
  */
 
 const val PROMPT_BLOCK = 256 // tokens of a whole block
@@ -26,7 +26,7 @@ private const val VERSION = 1
 private const val MOST_STATES = 1L shl 30 // bytes
 private const val HEX = 32 // digits of a hash in a name
 private const val KEY_BYTES = 32
-private const val STALE = 60_000L // milliseconds after which nobody writes a part of a file any more
+private const val STALE = 60_000L // milliseconds; an older partial file is abandoned
 private val NAME = Regex("\\w+-(\\d{1,9})(-\\w+)?[.](keys|end)")
 
 /** A file, of tokens [start] to [stop] of a text. */
@@ -41,7 +41,7 @@ internal val List<Piece>.length: Int get() = lastOrNull()?.stop ?: 0
 internal class PromptFolder(private val root: ByteArray, cache: File) {
     val path = File(promptsIn(cache), short(root))
 
-    /** Find the files of the longest beginning of [tokens]; [stateful]: reading goes on only from where states are. */
+    /** Find the files of the longest prefix of [tokens]; [stateful]: reading can only continue where states are stored. */
     fun find(tokens: IntArray, stateful: Boolean): List<Piece> {
         val chain = chain(tokens)
         val names = path.list().orEmpty().toSet()
@@ -58,7 +58,7 @@ internal class PromptFolder(private val root: ByteArray, cache: File) {
         return if (stateful) emptyList() else blocks
     }
 
-    /** All files of a text, which has states behind it, or none. */
+    /** All files of a text, which ends with states, or none. */
     fun pieces(tokens: IntArray, stateful: Boolean): List<Piece> {
         val chain = chain(tokens)
         val end = if (stateful || tokens.size % PROMPT_BLOCK > 0) listOf(end(chain, tokens, tokens.size)) else emptyList()
@@ -69,9 +69,9 @@ internal class PromptFolder(private val root: ByteArray, cache: File) {
         .runningFold(root) { parent, start -> next(parent, tokens, start, start + PROMPT_BLOCK) }
 
     /**
-     * Read a file into [keys] and compare its seal -> the states.  Keys and values are there before that is done.
+     * Read a file into [keys] and compare its seal -> the states.  Keys and values are written before that is done.
      *
-     * @throws IOException it is another one than was written, or cannot be read.
+     * @throws IOException it differs from what was written, or cannot be read.
      */
     fun read(file: File, keys: List<ByteBuffer>): ByteArray = FileChannel.open(file.toPath(), StandardOpenOption.READ).use { channel ->
         val begin = ByteBuffer.allocate(LINE).order(ByteOrder.LITTLE_ENDIAN)
@@ -92,7 +92,7 @@ internal class PromptFolder(private val root: ByteArray, cache: File) {
         states
     }
 
-    /** Write a file, whole or not at all, unless it is there. */
+    /** Write a file atomically, unless it exists. */
     fun write(file: File, keys: ByteArray, states: ByteArray) {
         if (file.exists()) return
         val begin = ByteBuffer.allocate(LINE).order(ByteOrder.LITTLE_ENDIAN)
@@ -130,7 +130,7 @@ internal class PromptFolder(private val root: ByteArray, cache: File) {
     private fun seal(name: String, begin: ByteArray, digest: ByteArray) = hmac(root, name.toByteArray(), byteArrayOf(0), begin, digest)
 }
 
-/** Seal what a folder is of, all that the bytes of a slot depend on; null = there is no key, and there can be none. */
+/** Seal a folder's facts, on which the bytes of a slot depend; null = without a key, which cannot be made. */
 internal fun rootOf(facts: Map<String, String>, cache: File): ByteArray? {
     val text = facts.toSortedMap().map { (name, value) -> "$name $value" }.joinToString("\u0000")
     return userKey(File(cache, "key"))?.let { hmac(it, "prompts\u0000$text\u0000\u0000".toByteArray()) }
@@ -140,8 +140,8 @@ internal fun rootOf(facts: Map<String, String>, cache: File): ByteArray? {
 internal fun touch(files: List<File>) = System.currentTimeMillis().let { now -> files.forEach { it.setLastModified(now) } }
 
 /**
- * Remove what was used longest ago, until [room] bytes more are within [limit], and what nobody will finish.  Of files that were
- * used at the same time those that end furthest go first: what is left of a text is its beginning.
+ * Remove the least recently used files, until [room] more bytes are within [limit], and abandoned ones.  Among files that were used at the
+ * same time the furthest ends are removed first, so that a text's beginning remains.
  */
 internal fun trim(cache: File, limit: Long, room: Long) {
     val young = System.currentTimeMillis() - STALE
@@ -189,7 +189,7 @@ private fun userKey(file: File): ByteArray? = try {
     null
 }
 
-/** Write under another name, which is a file that nobody else may read; it takes its own when all of it is on the disk. */
+/** Write to a temporary file that only this user may read; it is renamed when all of it is on the disk. */
 private fun writeWhole(file: File, vararg pieces: ByteArray) {
     val part = Files.createTempFile(file.parentFile.toPath(), ".${file.name}.part-", "")
     try {

@@ -8,7 +8,7 @@ import java.math.BigDecimal
 internal const val EXPORT_AGAIN = "export the bundle again"
 private const val MOST_TOKEN = Int.MAX_VALUE.toLong()
 
-/** Reads typed values out of JSON, and says where something else stands. */
+/** Reads typed values from JSON; errors name the place of a wrong one. */
 internal class Reader(private val file: File, private val data: JsonObject, private val where: String = "") {
     private val read = HashSet<String>()
 
@@ -97,7 +97,7 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
     fun ints(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): List<Int> =
         each(name) { _, it -> whole(name, it, least.toLong(), most.toLong()).toInt() }
 
-    /** Tokens, and places for which -1 - their index in [places] stands. */
+    /** Tokens, and names in [places] as -1 - their index. */
     fun tokensOr(name: String, places: List<String>): List<Int> = each(name) { _, it ->
         val at = places.indexOf((it as? JsonPrimitive)?.takeIf { word -> word.isString }?.asString)
         if (at < 0) whole(name, it, 0, MOST_TOKEN).toInt() else -1 - at
@@ -107,7 +107,7 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
     fun numbers(name: String): List<Double> = each(name, ::number)
     fun lists(name: String): List<List<Double>> = each(name) { _, row -> array(name, row).map { number(name, it) } }
     fun tokenLists(name: String): List<List<Int>> = each(name) { _, row -> array(name, row).map { whole(name, it, 0, MOST_TOKEN).toInt() } }
-    fun ignore(vararg names: String) = read.addAll(names) // let keys stand that this runtime has no use for
+    fun ignore(vararg names: String) = read.addAll(names) // accept keys that this runtime does not use
 
     /** Unknown keys are errors, so that a typo in a manifest cannot pass silently. */
     fun done() {

@@ -16,10 +16,10 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, AutoClosea
     override var keepHidden = false
     override var keepAuxHidden = false
     override var auxHiddenSink: ((Int, Matrix) -> Unit)? = null
-    var revocable = false // whether follow may take back what keep kept, as a draft's guesses: states are then kept, too
+    var revocable = false // whether follow may take back kept tokens, such as a draft's own: states are also kept then
     var capacity = 0 // tokens and rows that there is room for
         protected set
-    var chunk = PREFILL_CHUNK // most rows of a prefill's pass
+    var chunk = PREFILL_CHUNK // maximum rows of a prefill pass
     open val stateful = false // more is left of a text than can be cut back: [state] is not empty
     var onRead: (() -> Unit)? = null // called when a prefill has ended, and where it was marked
     protected val columns: Int = model.part.headVocab?.size?.takeIf { model.part.cut } ?: model.facts.vocab // of the logits
@@ -50,16 +50,16 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, AutoClosea
         this.tokens.push(tokens)
     }
 
-    /** Hold so many tokens of whatever keys and values: passes at a depth can be timed without a prefill. */
+    /** Hold [tokens] tokens of any keys and values: passes at a depth can be timed without a prefill. */
     open fun standIn(tokens: Int) = takeUp(IntArray(tokens), tokens)
 
-    /** Begin to go on from what was written -> whether it can be what passes left of the tokens; if not, the slot is empty. */
+    /** Continue from the written data -> whether it can be the result of passes over the tokens; if not, the slot is empty. */
     open fun takenUp(): Boolean = true
 
-    /** What tokens [start], a multiple of [KV_BLOCK], to [stop] left in memory, in its own order: views; not within a pass and [keep]. */
+    /** Views of the cache of tokens [start], a multiple of [KV_BLOCK], to [stop], in its own order; not between a pass and [keep]. */
     abstract fun part(start: Int, stop: Int): List<java.nio.ByteBuffer>
 
-    /** Copy what the next token reads beside [part] of all tokens; empty where there is no such thing. */
+    /** Copy the data besides [part] that the next token reads; empty if there is none. */
     open fun state(): ByteArray = ByteArray(0)
 
     /** Put back what [state] gave, between [takeUp] of the same tokens and [takenUp] -> whether it has the size of such a state. */
@@ -84,7 +84,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, AutoClosea
         pendingParents = null
     }
 
-    protected abstract fun move(from: Int, to: Int) // let the key and value of row [from] stand at row [to], before the next pass
+    protected abstract fun move(from: Int, to: Int) // move the key and value of row [from] to row [to], before the next pass
 
     /** Keep states that cannot be cut back at these [lengths] of a text to be read, in tokens; [most]: what memory allows. */
     open fun mark(lengths: List<Int>, most: Int) = Unit // few have states
@@ -105,7 +105,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, AutoClosea
 
     abstract val kvBytes: Long
 
-    /** Run rows after the slot's tokens for their KV alone; their auxiliary hidden states where there is a sink for them. */
+    /** Run rows after the slot's tokens only for their KV; their auxiliary hidden states if there is a sink for them. */
     protected abstract fun fill(chunk: IntArray): Matrix?
 
     /**
@@ -115,7 +115,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, AutoClosea
      */
     abstract fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray? = null): Pass
 
-    /** Run rows of a drafter of blocks, given as [n, columns]; all see all, none is kept; logits or [best] of all but the first. */
+    /** Run rows of a drafter of blocks, given as [n, columns]; all see all, none is kept; logits or [best] of all except the first. */
     open fun forwardBlock(given: FloatArray, n: Int, best: Boolean): Pass =
         throw InvalidRequest("drafts of whole blocks need native operators")
 
@@ -157,7 +157,7 @@ internal fun bestOfRows(logits: Matrix, named: IntArray?, top: Int): Best {
     val values = FloatArray(logits.rows * width)
     for (row in 0 until logits.rows) {
         val from = logits.row(row)
-        // a NaN is put first, so that whoever looks at the winner sees it
+        // a NaN comes first, so that a check of the best token finds it
         val best = argmax(from)
         val found = if (from[best].isNaN()) List(width) { best } else top(doubles(from), width).sortedByDescending { from[it] }
         for (at in 0 until width) {

@@ -4,17 +4,17 @@ import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.Constraint
 import java.io.File
 
-/* What a manifest says of encoder-decoders, and their source texts: languages, what stands around texts, rules of writing. */
+/* A manifest's part about encoder-decoders, and their source texts: languages, tokens around texts, rules of generation. */
 
 /**
- * How sound becomes rows that an encoder reads: frames of [bands] features, [frames] of a whole recording.  A row is made of three
- * parts of [columns] each: see [dev.edgespec.audio.encoderRows].
+ * How sound becomes the encoder's input rows: frames of [bands] features, [frames] of a whole recording.  A row has three parts of
+ * [columns] each: see [dev.edgespec.audio.encoderRows].
  */
 class FeaturePart(val bands: Int, val frames: Int, val columns: Int)
 
 /**
- * What a decoder attends over: [most] rows of [width] at most, which an encoder makes of a text or of [features].  [sharesEncoder]:
- * of a draft that reads what the target's encoder gives.
+ * Source that a decoder attends over: at most [most] rows of [width], which an encoder computes from a text or from [features].
+ * [sharesEncoder]: the draft uses the output of the target's encoder.
  */
 class SourcePart(val kind: String, val most: Int, val width: Int, val features: FeaturePart?, val sharesEncoder: Boolean)
 
@@ -35,15 +35,15 @@ private const val TEXT = -1
 private const val FROM = -2
 
 /**
- * Texts of an encoder-decoder.  [source]: what the encoder reads, [begin]: what the decoder's text begins with, tokens and places of
- * the text and of the languages from and to which it is translated; [languages]: the token of each; [prefixes]: words before a
- * source, by task; [from] and [to]: where a request says nothing.
+ * Texts of an encoder-decoder.  [source]: the encoder's input, [begin]: first tokens of the decoder's text, both as tokens and places of
+ * the text and of the source and target language; [languages]: the token of each; [prefixes]: words before a source, by task; [from] and
+ * [to]: the defaults.
  */
 class TextForm(
     val source: List<Int>, val begin: List<Int>, val languages: Map<String, Int>, val prefixes: Map<String, String>, val from: String?,
     val to: String?, val rules: WritingRules,
 ) {
-    /** Whether the model is told by a token which language it reads, and which it writes. */
+    /** Whether a token selects the language of the source, and that of the output. */
     val needsFrom: Boolean get() = FROM in source + begin
     val needsTo: Boolean get() = (source + begin).any { it < FROM }
 }
@@ -65,7 +65,7 @@ internal fun Reader.rules(): WritingRules {
     )
 }
 
-/** A model of Whisper's kind (arXiv 2212.04356): the tokens that a transcript begins with; times stand behind [noTimestamps]. */
+/** A model of Whisper's kind (arXiv 2212.04356): the first tokens of a transcript; timestamps come after [noTimestamps]. */
 class SpeechPart(
     val start: Int, val languages: Map<String, Int>, val tasks: Map<String, Int>, val noTimestamps: Int, val previous: Int?,
     val noSpeech: Int?, val suppressed: List<Int>, val suppressedFirst: List<Int>, val latestFirst: Int?,
@@ -107,15 +107,15 @@ internal fun chooseLanguage(wanted: String, known: Collection<String>): String {
 
 private fun same(one: String?, other: String): Boolean = one == null || namesOf(one).any { it in namesOf(other) }
 
-internal const val SOURCE_TOKENIZER = "source_tokenizer.json" // of a model whose sources have a tokenizer of their own
+internal const val SOURCE_TOKENIZER = "source_tokenizer.json" // of a model with a separate tokenizer for sources
 
-/** What an encoder reads, and what the decoder's text begins with, in the languages of a request. */
+/** The encoder's input, and the first tokens of the decoder's text, in the languages of a request. */
 class SourceTexts(folder: File, val form: TextForm, shared: TextCodec) : AutoCloseable {
     private val pairs = form.prefixes.keys.map { it.split("_") }.filter { it[0] == "translation" && it.size == 4 } // translation_en_to_de
     private val own = if (File(folder, SOURCE_TOKENIZER).isFile) TextCodec(folder, SOURCE_TOKENIZER) else null
     private val codec = own ?: shared
 
-    /** Languages that a request may choose from, the model's own first; the empty one names none; no list where there is no choice. */
+    /** Languages that a request may choose from, the model's default first; the empty one names none; an empty list without a choice. */
     val origins: List<String> = choices(form.needsFrom, form.from, 1)
     val targets: List<String> = choices(form.needsTo, form.to, 3)
 
@@ -198,7 +198,7 @@ internal class RuledText(
         for (words in longer) {
             if (size >= words.size - 1 && prefix.subList(size - words.size + 1, size) == words.dropLast(1)) found += words.last()
         }
-        val count = rules.noRepeat // no so many tokens come twice
+        val count = rules.noRepeat // no n-gram of this length may occur twice
         if (count in 1..size) {
             val tail = prefix.subList(size - count + 1, size)
             for (at in 0..size - count) if (prefix.subList(at, at + count - 1) == tail) found += prefix[at + count - 1]

@@ -88,7 +88,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         return launch(tokens, null, 0, count, wanted, columns, hidden, heads)
     }
 
-    /** How many rows a pass or an LM head gets for [n]: two for one where lone rows go as pairs. */
+    /** Number of rows of a pass or an LM head for [n]: two for one if single rows run as pairs. */
     private fun fed(n: Int) = if (n == 1) fewest else n
 
     override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray?): Pass {
@@ -186,7 +186,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
 
     override fun fill(chunk: IntArray): Matrix? = run(chunk, tokens.size, rows = model.part.minRows, exact = true).auxHidden
 
-    /** A pass behind [past] tokens; logits of the first [rows], -1 = the last; [exact]: attention's scratch is as the tokens. */
+    /** A pass after [past] tokens; logits of the first [rows], -1 = the last; [exact]: attention's scratch is as the tokens. */
     private fun run(
         tokens: IntArray, past: Int, rows: Int, parents: IntArray? = null, visible: IntArray? = null, exact: Boolean = false,
         hidden: Boolean = false,
@@ -226,7 +226,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
 
     private fun chooseRows(first: Int, count: Int) = model.give(io, "rows", fed(count)) { first + minOf(it, count - 1) }
 
-    /** Let [count] rows see all before them, in a cache of so many tokens. */
+    /** Let [count] rows see all before them, in a cache of [width] tokens. */
     private fun seeAll(count: Int, width: Int) {
         io.input("bias", model.buffer("zero_bias", Dtype.FLOAT, 1, 1, count, width))
         total.ints.put(0, width)
@@ -235,7 +235,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     /** Let rows see the first [visible] tokens, by default all, their ancestors and themselves; returns positions [count]. */
     private fun mask(parents: IntArray, past: Int, count: Int, width: Int, visible: IntArray?): IntArray {
         val bias = model.buffer("tree_bias", Dtype.FLOAT, 1, 1, count, width)
-        val above = parents.copyOf(count).also { it.fill(-1, parents.size, count) } // dummy rows stand alone
+        val above = parents.copyOf(count).also { it.fill(-1, parents.size, count) } // dummy rows see only themselves
         val sees = IntArray(count) { visible?.getOrNull(it) ?: past }
         val rows = Array(count) { FloatArray(width) { HIDE } }
         for ((row, parent) in above.withIndex()) {

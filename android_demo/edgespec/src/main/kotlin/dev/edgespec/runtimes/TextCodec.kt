@@ -22,7 +22,7 @@ class TextCodec(private val folder: File, name: String = "tokenizer.json") : Aut
             val data = JsonParser.parseString(file.readText()).asJsonObject
             readVocabulary(data)
             tokenizer = if (NativeTokenizer.found) NativeTokenizer.read(file) else DjlTokenizer(file, ByteTokens.of(data, names, special))
-        } catch (error: Exception) { // the libraries raise types of their own
+        } catch (error: Exception) { // the libraries raise their own types
             throw BundleError("$file: not a readable tokenizer: ${firstLine(error)}", "download it again", error)
         }
     }
@@ -52,7 +52,7 @@ class TextCodec(private val folder: File, name: String = "tokenizer.json") : Aut
         return hex(digest.digest())
     }
 
-    /** Token ids of a text; with [withSpecial] whatever the tokenizer puts around it (BOS). */
+    /** Token ids of a text; [withSpecial] adds BOS and other special tokens. */
     fun encode(text: String, withSpecial: Boolean = true): IntArray {
         if (!Charsets.UTF_8.newEncoder().canEncode(text)) { // lone surrogates: not text
             throw InvalidRequest("the prompt cannot be encoded: it has half of a surrogate pair")
@@ -64,7 +64,7 @@ class TextCodec(private val folder: File, name: String = "tokenizer.json") : Aut
         }
     }
 
-    /** Text of token ids, special tokens and rows of pictures left out; bytes that are no part of a character are U+FFFD. */
+    /** Text of token ids, without special tokens and rows of pictures; bytes outside of characters become U+FFFD. */
     fun decode(tokens: IntArray): String {
         val words = if (tokens.any { it >= INSERTED }) tokens.filter { it < INSERTED }.toIntArray() else tokens
         return if (words.isEmpty()) "" else tokenizer.decode(words)
@@ -74,7 +74,7 @@ class TextCodec(private val folder: File, name: String = "tokenizer.json") : Aut
 }
 
 private const val CONTEXT = 8 // tokens of the prompt that are enough context, if no character is cut
-private const val HALF = 3 // most bytes of a character that is not whole yet, each perhaps written as U+FFFD
+private const val HALF = 3 // maximum bytes of an incomplete character, each perhaps written as U+FFFD
 
 /**
  * Text of a growing token list, given out as soon as it is complete UTF-8 and cannot begin a stop string.  The window is
@@ -162,17 +162,17 @@ class StreamDecoder(private val decode: (IntArray) -> String, prompt: IntArray =
 private fun overlap(text: String, string: String): Int =
     (minOf(text.length, string.length - 1) downTo 1).firstOrNull { string.startsWith(text.takeLast(it)) } ?: 0
 
-/** A message of a conversation; roles are `system`, `user`, `assistant`; a [picture] of the user's stands in front of the content. */
+/** A message of a conversation; roles are `system`, `user`, `assistant`; a [picture] of the user's comes before the content. */
 data class Message(val role: String, val content: String, val picture: Picture? = null)
 
 internal const val CHAT_FILE = "chat.json"
 private const val CHAT_VERSION = 1
 
 /**
- * What a model's chat template writes, as data that the exporter has compared with the template: the text between two
- * messages depends on their roles alone.  [gaps]: "start>user", "user>assistant", ..., "user>answer" for what stands before an
- * answer, and "start>user+image" for what stands before a message with a picture, the picture's placeholder included; [trimmed]: roles whose content is written without the white space around it; [thoughts]: earlier answers
- * are written without what is before </think>.
+ * A model's chat template as data that the exporter has compared with the template: the text between two messages depends only on their
+ * roles.  [gaps]: "start>user", "user>assistant", ..., "user>answer" for the text before an answer, and "start>user+image" for the text
+ * before a message with a picture, including the picture's placeholder; [trimmed]: roles whose content is stripped of white space;
+ * [thoughts]: earlier answers are written without the part before </think>.
  */
 class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: Set<String>, private val thoughts: Boolean) {
     fun write(messages: List<Message>): String {
@@ -215,7 +215,7 @@ class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: S
                 )
             } catch (error: InvalidRequest) {
                 throw error
-            } catch (error: Exception) { // whatever is wrong with it
+            } catch (error: Exception) { // any defect
                 throw BundleError("$file: not readable: ${error.message}", "export the bundle again", error)
             }
         }

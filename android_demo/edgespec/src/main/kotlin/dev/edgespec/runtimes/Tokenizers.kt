@@ -4,11 +4,11 @@ import ai.djl.huggingface.tokenizers.HuggingFaceTokenizer
 import com.google.gson.*
 import java.io.File
 
-/* Hugging Face's tokenizers, by a library of our own or by DJL's. */
+/* Hugging Face's tokenizers, by edgespec's own library or by DJL's. */
 
 private const val REPLACEMENT = "\ufffd"
 
-/** What makes tokens of texts, and texts of tokens, special ones left out. */
+/** Converts texts to tokens, and tokens to texts, without special ones. */
 internal interface Tokenizer : AutoCloseable {
     fun encode(text: String, withSpecial: Boolean): IntArray
     fun decode(tokens: IntArray): String
@@ -19,7 +19,7 @@ internal interface Tokenizer : AutoCloseable {
  * in the app, or on a JVM's `java.library.path`.
  */
 internal object NativeTokenizer {
-    /** Whether it is there. */
+    /** Whether the library exists. */
     val found: Boolean by lazy { runCatching { System.loadLibrary("edgespec_tokenizer") }.isSuccess }
 
     private external fun open(json: ByteArray): Long
@@ -50,8 +50,8 @@ internal class DjlTokenizer(file: File, private val bytes: ByteTokens?) : Tokeni
     private val tokenizer: HuggingFaceTokenizer
 
     init {
-        // a folder's configuration could ask for truncation and padding: the file alone is read; offline it neither asks
-        // the network whether this is a data center, nor tells DJL's authors
+        // a folder's configuration could ask for truncation and padding, so only the file is read; offline it neither asks the network
+        // whether this is a data center, nor tells DJL's authors
         System.setProperty("ai.djl.offline", "true")
         tokenizer = file.inputStream().use {
             val asks = mapOf("truncation" to "do_not_truncate", "padding" to "do_not_pad", "addSpecialTokens" to "true")
@@ -75,8 +75,8 @@ internal class DjlTokenizer(file: File, private val bytes: ByteTokens?) : Tokeni
 private typealias Step = (List<String>) -> List<String>
 
 /**
- * Decoding for tokenizers with byte fallback, of text with bytes that make no character.  As in sentencepiece, characters
- * beside a broken one stay; DJL's library writes U+FFFD for every byte in a row of which one is broken.
+ * Decoding for tokenizers with byte fallback, of text with bytes outside of characters.  As in sentencepiece, characters next to a broken
+ * one stay; DJL's library writes U+FFFD for every byte of a run that has a broken one.
  */
 internal class ByteTokens private constructor(
     private val names: Map<Int, String>, private val special: Set<Int>, private val steps: List<Step>,

@@ -5,7 +5,7 @@ import kotlin.random.Random
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 
-/** What is known of a text as it grows. */
+/** Index of a text as it grows. */
 class TokensTest {
     private val random = Random(1)
 
@@ -30,7 +30,7 @@ class TokensTest {
         val tokens = Tokens(intArrayOf(3, 1, 3))
         assertEquals(listOf(3, 1), different(tokens))
         tokens.push(intArrayOf(1, 2, 3))
-        assertEquals(listOf(3, 1, 2), different(tokens)) // in the order of coming: the first ones stand
+        assertEquals(listOf(3, 1, 2), different(tokens)) // in order of first occurrence
         assertSame(tokens.seen().first, tokens.seen().first)
     }
 

@@ -66,9 +66,9 @@ class PromptCacheTest {
         assertEquals(stock.size, here.size - common.size)
         for (folder in common) {
             val (mine, pythons) = here.getValue(folder).toMap() to there.getValue(folder).toMap()
-            // both write beside the request: an end that a slot has left by then is not there
+            // both write in the background: an end that a slot has left by then is missing
             assertEquals(emptyList<String>(), (pythons.keys - mine.keys + (mine.keys - pythons.keys)).filter { !it.endsWith(".end") })
-            // in a block that is not whole lie rows that nobody reads, of guesses or none
+            // an incomplete block has rows that are never read, of draft tokens or none
             for (name in mine.keys.filter { it.endsWith(".keys") }) assertEquals(pythons[name], mine[name], name)
         }
     }
@@ -100,7 +100,7 @@ class PromptCacheTest {
             for ((number, change) in changes.withIndex()) {
                 val bad = change(good)
                 file.writeBytes(bad)
-                val used = told(cache) == prompt.size - 1 // the end of the answer is no part of the prompt
+                val used = told(cache) == prompt.size - 1 // the prompt does not include the end of the answer
                 assertTrue(used || !file.readBytes().contentEquals(bad), "$file, change $number")
                 file.writeBytes(good)
             }
@@ -173,7 +173,7 @@ class PromptCacheTest {
         }
         fun left() = folder.list().orEmpty().sorted()
         trim(cache, 1000, 0)
-        assertEquals(names.sorted(), left()) // and the part that nobody writes any more is gone
+        assertEquals(names.sorted(), left()) // and the abandoned part is gone
         trim(cache, 400, 0)
         assertEquals(names.sorted(), left())
         trim(cache, 400, 100)

@@ -232,7 +232,7 @@ class RobustnessTest {
             val (ar, speculative) = listOf("ar", "speculative").map(::used)
             assertEquals("speculative", speculative.methodUsed)
             assertTrue(speculative.predictedBytes > ar.predictedBytes)
-            // looked at before each request: what others took meanwhile, and gave back
+            // each request checks the memory that others have taken and released
             engine.trim(Trim.ALL)
             free.available = bytes(engine, 128) - bytes(engine, 64)
             val result = used("speculative")

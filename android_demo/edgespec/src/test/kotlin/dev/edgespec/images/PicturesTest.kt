@@ -12,7 +12,7 @@ import javax.imageio.ImageIO
 import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 
-/** Pictures are cut as on the Python side, and texts behind them are the same. */
+/** Pictures are cut as on the Python side, and texts after them are the same. */
 class PicturesTest {
     @Test
     fun `pictures of odd sizes become the numbers of the Python side`() {

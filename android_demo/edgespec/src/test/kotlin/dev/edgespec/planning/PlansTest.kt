@@ -12,7 +12,7 @@ import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.io.TempDir
 
-/** What fits which memory, and what auto chooses from, is what the Python side says, byte for byte and word for word. */
+/** Memory plans and auto's candidates equal those of the Python side, byte for byte and word for word. */
 class PlansTest {
     @TempDir
     lateinit var folder: Path
@@ -26,7 +26,7 @@ class PlansTest {
         }
     }
 
-    /** What was found, or how it was refused. */
+    /** The result, or the error message. */
     private fun said(find: () -> Any?): Any? = try {
         find()
     } catch (error: EdgespecError) {

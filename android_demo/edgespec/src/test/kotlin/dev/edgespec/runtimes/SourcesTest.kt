@@ -12,7 +12,7 @@ import org.junit.jupiter.api.Assertions.*
 import org.junit.jupiter.api.Test
 import org.junit.jupiter.api.io.TempDir
 
-/** What encoder-decoders read and may write is what the Python side says. */
+/** Inputs and constraints of encoder-decoders equal those of the Python side. */
 class SourcesTest {
     private fun <T> part(case: JsonObject, make: Reader.() -> T): T = Reader(File("vectors"), case).make()
 

@@ -89,7 +89,7 @@ class TextTest {
     }
 }
 
-/** Some of these by our own library alone, where DJL's is not even on the class path: tests/runtimes/native/test_tokenizer.py. */
+/** Some of these with only edgespec's library, without DJL's on the class path: tests/runtimes/native/test_tokenizer.py. */
 fun main() {
     check(NativeTokenizer.found)
     val tests = TextTest()

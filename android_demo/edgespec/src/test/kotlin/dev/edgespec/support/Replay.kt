@@ -16,7 +16,7 @@ private class LastToken : Proposer {
     override fun propose(tokens: IntArray, budget: Int) = Proposal(IntArray(minOf(budget, 3)) { tokens.last() })
 }
 
-/** What came of a bundle's requests: tokens compared, and every request that differs or lost its drafter. */
+/** Result of a bundle's requests: tokens compared, and every request that differs or lost its drafter. */
 class Replayed(val compared: Int, val golden: Int, val wrong: List<String>)
 
 internal fun settings(case: JsonObject): Settings {
@@ -49,7 +49,7 @@ private fun Engine.serve(case: JsonObject): String? {
         // the clock chooses what auto begins with, and so whether a drafter must be shown what is known already
         result.methodRequested != "auto" && case.int("reused") != result.stats.reusedTokens ->
             "expected ${case["reused"]} reused tokens, got ${result.stats.reusedTokens}"
-        // a drafter that guesses otherwise writes the same text: only its guesses tell
+        // a drafter that drafts differently gives the same text: only its draft tokens show it
         case.has("drafted") && case.int("drafted") != result.stats.drafted ->
             "expected ${case["drafted"]} guesses, got ${result.stats.drafted}"
         case.has("histogram") && case.ints("histogram").asList() != result.stats.histogram ->

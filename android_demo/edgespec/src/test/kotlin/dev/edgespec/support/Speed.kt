@@ -9,7 +9,7 @@ import java.io.File
 import java.lang.management.ManagementFactory
 import kotlin.system.exitProcess
 
-/* What the runtime takes on a JVM: see benchmarks/kotlin.py, which starts this and Python's twin in turn. */
+/* Speed of the runtime on a JVM: see benchmarks/kotlin.py, which alternates this and Python's twin. */
 
 private const val ON_ORT = "-on-onnxruntime"
 private val PROMPT = IntArray(32) { 2 + it % 29 }
@@ -19,7 +19,7 @@ private fun pss(): Long = File("/proc/self/smaps_rollup").readLines().first { it
 private fun allocated(thread: Thread): Long =
     (ManagementFactory.getThreadMXBean() as ThreadMXBean).getThreadAllocatedBytes(thread.id)
 
-/** A bundle to load, and a method to decode so many tokens with. */
+/** A bundle to load, and a method to decode [tokens] tokens with. */
 private class Served(val bundle: File, val library: File?, val operators: String, val method: String, val tokens: Int) {
     fun load(): Engine = Edgespec.load(
         bundle, threads = 2, operators = operators.removeSuffix(ON_ORT), library = library, check = false,

@@ -10,7 +10,7 @@ import java.nio.file.Files
 import kotlin.math.*
 import org.junit.jupiter.api.Assertions.assertTrue
 
-/** A file of tests/vectors; what its rows and fields are is said by tools/make_vectors.py. */
+/** A file of tests/vectors; tools/make_vectors.py defines its rows and fields. */
 fun vectors(name: String): List<JsonObject> =
     JsonParser.parseString(File("../../tests/vectors/$name.json").readText()).asJsonArray.map { it.asJsonObject }
 
