@@ -95,7 +95,7 @@ class ProfileError(EdgespecError):
 
 
 class InvalidRequest(EdgespecError):
-    """A generation request that cannot be served: empty prompt, too long, invalid settings."""
+    """A generation request that cannot be served: an empty or long prompt, invalid settings."""
 
 
 class ContextFull(InvalidRequest):

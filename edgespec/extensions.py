@@ -42,7 +42,7 @@ class Plugin:
         """Import its module and return its object.
 
         Raises:
-            Exception: whatever the import raises.
+            Exception: any exception of the import.
         """
         module, _, attribute = self.value.partition(":")
         found: object = import_module(module.strip())
@@ -73,7 +73,7 @@ def _plugins() -> dict[str, dict[str, Plugin]]:
     for group in GROUPS:
         others = [Plugin(one.name, one.value, one.dist.name if one.dist else "?") for one in entry_points(group=group)]
         for plugin in sorted(others, key=lambda one: one.package):
-            found[group].setdefault(plugin.name, plugin)  # nothing takes the place of what is there
+            found[group].setdefault(plugin.name, plugin)  # a plug-in never replaces an existing one
     return found
 
 
@@ -87,7 +87,7 @@ def plugins(group: str) -> Mapping[str, Plugin]:
 
 
 def refresh() -> None:
-    """Look for plug-ins again, as after a package was installed."""
+    """Search plug-ins again, for example after a package was installed."""
     _plugins.cache_clear()
 
 

@@ -1,3 +1,3 @@
-"""The version of the package, apart so that every layer may import it."""
+"""Version of the package, in its own module so that every layer may import it."""
 
 __version__ = "0.1.0"

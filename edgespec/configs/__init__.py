@@ -1,1 +1,1 @@
-"""Recipes: what to export for which device, and how to run it; data only (docs/recipes.md)."""
+"""Recipes: export options for each device, and options to run the bundle; data only (docs/recipes.md)."""

@@ -35,10 +35,8 @@ class _Found:
         self.lent = min(self.common, max(len(prompt) - 1, 0))  # the prompt's last one is read in any case
         self.reused = session.target.cropped(self.lent)  # fewer where states go back to a checkpoint
         # Whether the prompt continues everything that was asked, rather than only begins like it.  The last answer may
-        # be left
-        # out (a template without earlier thoughts, another try), and a tokenizer may end the question differently.
-        # Reading few
-        # tokens again takes about the time of a pass, so little is lost or gained.
+        # be left out (a template without earlier thoughts, another try), and a tokenizer may end the question
+        # differently.  Reading few tokens again takes about the time of a pass, so little is lost or gained.
         self.goes_on = len(text) - self.common <= _FEW or self.common > max(_FEW, session.asked - 2)
 
 

@@ -272,7 +272,10 @@ class KeptText:
     def watch(self, tokens: int, ends: Sequence[int], behind: int = 0) -> None:
         """Save a prompt while it is read: at the ends of turns, at the end, and every ``EVERY`` tokens.
 
-        ``behind``: number of rows that a drafter has fewer than tokens.
+        Args:
+            tokens: of the prompt.
+            ends: lengths of the prompt at the ends of turns.
+            behind: tokens without a row yet, for a drafter.
         """
         last = tokens - 1
         stops = {stop - behind for stop in (*ends, last, *range(EVERY, last, EVERY))}

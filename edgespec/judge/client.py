@@ -50,7 +50,7 @@ class Token:
     """A token of an answer.
 
     Attributes:
-        text: what it stands for; bytes that are no text are escaped.  It identifies the token.
+        text: its text; bytes that are not valid text are escaped.  It identifies the token.
         top: log-probabilities of the likeliest tokens in its place, by their texts; empty = not reported.
     """
 
@@ -190,12 +190,12 @@ class Server:
         """Ask for texts.
 
         Args:
-            prompt: a text; of a chat it is the user's message.
+            prompt: a text; in a chat it is the user's message.
             most: new tokens.
             temperature: 0 = greedy.
-            choices: how many texts; at most as many as the server takes.
-            likeliest: likeliest tokens to report, at most as many as the server does; None = as many.
-            extra: fields for this request alone.
+            choices: number of texts, at most the server's maximum.
+            likeliest: likeliest tokens to report, at most the server's maximum, which is the default.
+            extra: fields for only this request.
 
         Raises:
             ServerError: no answer, or not one of this API.
@@ -292,7 +292,7 @@ class Http:
         self.headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def __call__(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Send a request, once more on a fresh connection where the server closed the old one meanwhile."""
+        """Send a request, and send it again on a fresh connection if the server has closed the old one."""
         kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
         while True:
             reused = bool(self._idle)
@@ -355,7 +355,7 @@ def _answers(found: dict[str, Any], seconds: float, where: str) -> list[Answer]:
             tokens = tokens if _spell(tokens, text) else ()
             ended = choice.get("finish_reason") not in ("length", None)
             while ended and tokens and sum(len(token.text) for token in tokens[:-1]) >= len(text):
-                tokens = tokens[:-1]  # an end, which is no text
+                tokens = tokens[:-1]  # an end token, which has no text
             written = _count(usage.get("completion_tokens")) or len(tokens)
             counted = _count(usage.get("prompt_tokens"))
             answers.append(Answer(text, tokens, ended, counted, cached, written, seconds))

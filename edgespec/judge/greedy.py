@@ -236,9 +236,9 @@ def _token_at(answer: Answer, character: int) -> int:
 
 
 def _without_tokens(reference: Server, prompt: str, number: int, expected: str, got: str) -> Difference:
-    """Draw the next token often, where no log-probabilities are reported: a token that is never sampled is no near-tie.
+    """Sample the next token often, if log-probabilities are not reported: a token that never occurs is not a near-tie.
 
-    The draws begin with the word in which the texts part, as its tokens are not known.
+    The samples begin with the word in which the texts differ, as its tokens are not known.
     """
     at = first_difference(expected, got) or 0
     start = max((place for place in range(at) if expected[place].isspace()), default=0)

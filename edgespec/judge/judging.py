@@ -41,9 +41,9 @@ class Options:
         tokens: of a greedy text.
         lanes: requests at once, for the texts in parallel.
         repeats: how often they are asked for in parallel.
-        noise: nats that are a near-tie; None = measured.
-        seconds: for greedy texts alone; after it, no other prompt is asked.
-        plan: of the draws; None = greedy texts alone.
+        noise: nats that count as a near-tie; None = measured.
+        seconds: limit for the greedy texts; after it, no other prompt is asked.
+        plan: of the sampled texts; None = only greedy texts.
     """
 
     tokens: int = 48

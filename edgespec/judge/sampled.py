@@ -229,7 +229,7 @@ class Judge:
         self.found.reported = "before" if self.before else "after"
 
     def _draw(self, server: Server, prompts: Sequence[int], texts: int, end: float) -> Draws:
-        """Draw texts of each prompt in turn, several requests at once."""
+        """Sample texts of each prompt in turn, several requests at once."""
         draws, choices = Draws(), server.abilities.choices
         length, left = self.plan.length, max(texts, choices)
         numbers = list(prompts)

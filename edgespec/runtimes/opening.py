@@ -27,7 +27,7 @@ def open_target(
     threads: int | None,
     kv: KvFormat | None,
 ) -> Model:
-    """Open the target of ``bundle``: on the CPU one of its graphs, on a device all; errors as of ``load``."""
+    """Open the target of ``bundle``: one of its graphs on the CPU, all on a device; raises the errors of ``load``."""
     if device != "cpu":
         return open_on_device(bundle, device, precision, strict, threads)
     return Model(bundle.path, bundle.manifest.target, graph, threads, kv, bundle.checked)
@@ -45,7 +45,7 @@ def open_draft(bundle: Bundle, name: str, options: LoadOptions, operators: Opera
         return DeviceModel(bundle.path, part, options.device, False, options.device_precision, bundle.checked)
     # a small draft is done before a second thread has woken up
     small = bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
-    # operators are the target's, but a graph of optimum has stock ones alone
+    # the target's operators, except that a graph of optimum has only stock ones
     if "optimum" in (part.origin, bundle.manifest.target.origin):
         operators = choose_operators("stock" if options.operators == "stock" else "auto", part)
     threads = 1 if small else options.threads
@@ -57,8 +57,8 @@ def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -
 
     Args:
         model: the session and shared buffers.
-        context: most tokens of the sequence; at most what the bundle was exported for.
-        reserve: tokens to allocate for at once; the buffers grow when more are needed.
+        context: maximum tokens of the sequence; at most the limit of the export.
+        reserve: tokens to allocate at once; the buffers grow when more are needed.
     """
     if isinstance(model, DeviceModel):
         return DeviceSlot(model, context=context, reserve=reserve)

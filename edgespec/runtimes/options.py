@@ -1,4 +1,4 @@
-"""How a bundle is loaded, and what that comes to with a bundle at hand."""
+"""Options of loading a bundle, and their resolution for a given bundle."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ class LoadChanges(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a bundle is loaded.
+    """Options of loading a bundle.
 
     Attributes:
         threads: of ONNX Runtime; None = all processors this process may use.
-        context: most tokens of a sequence; None = what the bundle was exported for.  Memory grows with use.
+        context: maximum tokens of a sequence; None = the limit of the export.  Memory grows with use.
         strict: use the graph whose rows have the same bits in every pass; on stock operators it costs about 4 % of a
             step, on native ones nothing.
         check: compare the SHA-256 of every file first.
         operators: auto, stock or native.
-        precision: full, or high: of int8 weights in two planes only the high one is read, a model of 4 bits with a text
-            of its own, in the memory that it takes; native operators.
-        device: cpu, or webgpu where the bundle has graphs for it (``edgespec export --device webgpu``) and this machine
-            a GPU; its first use of a bundle is compared with the CPU.
-        device_precision: fp16 or fp32: which of its graphs for the device; None = fp16 where it has them and the
-            device float16 shaders, else fp32.
-        attention: how native operators keep keys and values: f32, f16, int8, int4, nomad or nomad2 (the last three
-            need tables: ``edgespec export --attention``); None = what the bundle was exported for.
+        precision: full, or high: for int8 weights in two planes only the high one is read.  That is a model of 4 bits,
+            with a different text and less memory; native operators only.
+        device: cpu, or webgpu if the bundle has graphs for it (``edgespec export --device webgpu``) and this machine
+            has a GPU; its first use of a bundle is compared with the CPU.
+        device_precision: fp16 or fp32: which of its graphs for the device; None = fp16 if the bundle has such graphs
+            and the device has float16 shaders, else fp32.
+        attention: KV-cache format of native operators: f32, f16, int8, int4, nomad or nomad2 (the last three need
+            tables:  ``edgespec export --attention``); None = the export's default.
         draft_attention: int4, nomad or nomad2: self-drafts read such keys, verification those of ``attention``, so the
             text stays that of plain decoding.
-        ngram_store: a file of ``edgespec ngram build``, where method ngram looks too.  It is only read: nothing of a
-            request is ever kept.
-        prompt_cache: whether prompts that take long to read are kept on the disk for the next process, and found there;
-            the variable ``EDGESPEC_PROMPT_CACHE=0`` says no for all.
-        image_rows: most rows of an image, each as a token of the context; None = as many as the bundle says.
-        budget: the most memory that this process may take, as in "1.5GiB", mapped files included; requests get a
-            cheaper method, with the reason, or are refused where they would pass it.  None = what is free when loading,
-            of private memory; "off" = nothing is counted.
+        ngram_store: a file of ``edgespec ngram build``, which method ngram also searches.  It is only read: no part of
+            a request is ever stored in it.
+        prompt_cache: whether prompts that take long to read are cached on the disk for later processes; the variable
+            ``EDGESPEC_PROMPT_CACHE=0`` turns the cache off for all.
+        image_rows: maximum rows of an image, each as a token of the context; None = the bundle's maximum.
+        budget: maximum memory of this process, such as "1.5GiB", mapped files included; a request that would exceed it
+            gets a cheaper method, with the reason, or is refused.  None = the private memory that is free when loading;
+            "off" = memory is not checked.
     """
 
     threads: int | None = None
@@ -168,7 +168,7 @@ takes(LoadChanges, LoadOptions)(LoadOptions.changed)
 
 
 def _check_planes(manifest: Manifest, kind: Operators) -> None:
-    """Refuse high precision where there are no planes of weights."""
+    """Refuse high precision for weights without planes."""
     part = manifest.target
     if kind != "native" or part.layout != "native":
         raise InvalidRequest("precision high reads planes of native operators, and this is stock's", "leave it out")

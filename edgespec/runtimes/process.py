@@ -1,4 +1,4 @@
-"""What the operating system says of this process."""
+"""Memory, time and threads of this process, as the operating system reports and controls them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trim_memory(every: float = 0.0) -> None:
 
 
 def one_arena() -> None:
-    """All threads take memory from one heap: glibc gives each an arena of its own, and each keeps holes of its own.
+    """Let all threads allocate from one heap: glibc gives each thread an arena, and each arena keeps its own holes.
 
     For the owner of a process that lives long, before its first thread.
     """

@@ -43,8 +43,7 @@ class Rotary:
     parameters: Parameters  # see ``rope_parameters``
     dims: int  # channels of a head that are turned, from the first on
     # index of the position, of a row's three, that rotates each pair of channels (M-RoPE, arXiv 2409.12191): in the
-    # sequence,
-    # or in the lines and columns of an image; empty = rows have one position
+    # sequence, or in the lines and columns of an image; empty = rows have one position
     axes: tuple[int, ...] = ()
 
     def tables(self, positions: int, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

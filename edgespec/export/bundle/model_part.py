@@ -56,8 +56,7 @@ class ModelSpec:
     prefix: str = ""  # path of its folder inside the bundle, with a trailing slash
     layout: Layout = "native"  # which operators' weights are stored
     # heads in addition to the LM head; the checkpoint has their tensors.  None = hidden states are not needed either
-    # (native
-    # graphs return them anyway)
+    # (native graphs return them anyway)
     plan: HeadPlan | None = None
     head_vocab: HeadVocab | None = None  # the tokens of the plan's cut LM head
     shares_encoder: bool = False  # a draft reads what the target's encoder gives

@@ -77,8 +77,7 @@ class Opened:
     """A source model."""
 
     # the folder of config.json and the tokenizer: the model's own, or for a GGUF file or an adapter a temporary one
-    # that
-    # lasts as long as this object
+    # that lasts as long as this object
     path: Path
     config: dict[str, Any] = field(repr=False)  # the parsed config.json
     tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)  # what is stored, by Hugging Face name

@@ -1,10 +1,10 @@
-/* Text to tokens and back from C, and from whatever can call C: Hugging Face's tokenizers, by the tokenizer.json of a
- * bundle.  A library of its own (edgespec/runtimes/tokenizer, a Rust crate), beside that of passes (edgespec.h).
+/* Text to tokens and back from C, and from any language that can call C: Hugging Face's tokenizers, by the
+ * tokenizer.json of a bundle.  This library (edgespec/runtimes/tokenizer, a Rust crate) is separate from that of
+ * passes (edgespec.h).
  *
- * Functions that can fail return 0, or 1 and `edgespec_tokenizer_error` says why; no panic leaves the library, and
- * nothing is written to stdout or stderr.  A tokenizer may be used by several threads at once, a stream by one.  Texts
- * are UTF-8 with their sizes in bytes, and may hold zeros.
- */
+ * Functions that can fail return 0, or 1 and `edgespec_tokenizer_error` returns the reason; no panic leaves the
+ * library, and nothing is written to stdout or stderr.  A tokenizer may be used by several threads at once, a stream
+ * by one.  Texts are UTF-8 with their sizes in bytes, and may hold zeros. */
 #ifndef EDGESPEC_TOKENIZER_H
 #define EDGESPEC_TOKENIZER_H
 
@@ -33,11 +33,11 @@ size_t edgespec_tokenizer_size(const edgespec_tokenizer* tokenizer);
 int edgespec_tokenizer_encode(const edgespec_tokenizer* tokenizer, const char* text, size_t size, int32_t special,
                               int64_t* ids, size_t room, size_t* count);
 /* Writes at most `room` bytes of the text of ids, without a zero at its end; size: how many there are.  Special tokens
- * are left out, and bytes that are no part of a character are U+FFFD, as in Python. */
+ * are left out, and bytes outside of characters are U+FFFD, as in Python. */
 int edgespec_tokenizer_decode(const edgespec_tokenizer* tokenizer, const int64_t* ids, size_t count, char* text,
                               size_t room, size_t* size);
 
-/* The text of tokens as they come, in whole characters, behind those of a prompt. */
+/* The text of tokens as they come, in whole characters, after those of a prompt. */
 int edgespec_stream_open(const edgespec_tokenizer* tokenizer, const int64_t* prompt, size_t count,
                          edgespec_stream** stream);
 void edgespec_stream_close(edgespec_stream* stream);

@@ -60,7 +60,7 @@ def words(node: ast.AST) -> set[str]:
 
 
 def known_to(kind: type[Architecture]) -> set[str]:
-    """Return the source texts that read an architecture's configuration: its classes and related functions."""
+    """Return the strings in code that reads an architecture's configuration: its classes and related functions."""
     made = [part for part in (kind.states, kind.experts) if part is not None]
     parts = [type(part) for part in made]
     found = words(ast.parse(inspect.getsource(rope)))

@@ -7,7 +7,7 @@ pub type Result<T> = std::result::Result<T, String>;
 
 const REPLACEMENT: char = '\u{fffd}';
 const CONTEXT: usize = 8; // tokens of the prompt that are enough context, if no character is cut
-const HALF: usize = 3; // most bytes of a character that is not whole yet, each perhaps written as U+FFFD
+const HALF: usize = 3; // maximum bytes of an incomplete character, each perhaps written as U+FFFD
 
 pub struct Codec {
     tokenizer: Tokenizer,
@@ -53,8 +53,8 @@ impl Codec {
     }
 }
 
-/// Runs of byte tokens as characters. As in sentencepiece, those beside a broken one stay; the library writes U+FFFD for
-/// every byte in a run of which one is broken.
+/// Converts runs of byte tokens to characters. As in sentencepiece, characters next to a broken one stay; the library
+/// writes U+FFFD for every byte of a run that has a broken one.
 fn characters(parts: Vec<String>) -> Vec<String> {
     let (mut found, mut run) = (Vec::new(), Vec::new());
     for part in parts {
@@ -136,7 +136,7 @@ impl Stream {
     }
 }
 
-/// What lies between two places, the first one moved to the next beginning of a character.
+/// Returns the text between two places, the first one moved to the next beginning of a character.
 fn from(text: &str, mut begin: usize, end: usize) -> String {
     while begin < end && !text.is_char_boundary(begin) {
         begin += 1;

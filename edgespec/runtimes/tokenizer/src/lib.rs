@@ -1,4 +1,4 @@
-//! Hugging Face's tokenizers behind a C interface, which `edgespec_tokenizer.h` describes, and JNI.
+//! Hugging Face's tokenizers with a C interface, which `edgespec_tokenizer.h` describes, and JNI.
 
 mod codec;
 mod jni;
