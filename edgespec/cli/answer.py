@@ -73,7 +73,7 @@ def _ties(result: Result) -> str:
 
 
 def _method(result: Result) -> str:
-    """Name the method that decoded, and say whether it was chosen here."""
+    """Name the method that decoded, and whether it was chosen automatically."""
     return f"auto: {result.method_used}" if result.method_requested in (None, "auto") else result.method_used
 
 

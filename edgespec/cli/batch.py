@@ -34,7 +34,7 @@ class Line:
     """A prompt of the input."""
 
     number: int  # of the line, from 0; blank lines are not counted
-    id: Any  # what the line calls itself; None = nothing
+    id: Any  # id in the line; None = none
     tokens: list[int]  # of the prompt; empty where ``error`` says why
     seed: int | None  # of sampling; None = that of the settings
     key: str  # a digest of the line and of what decides the answer

@@ -99,7 +99,7 @@ def limit(size: str, as_json: bool) -> None:
 
 
 def _tell(removed: list[Entry], as_json: bool, wanted: int = 0) -> None:
-    """Say what was removed, and what could not be."""
+    """Report what was removed, and what could not be removed."""
     freed, kept = sum(entry.bytes for entry in removed), max(0, wanted - len(removed))
     if as_json:
         emit_json({"removed": [entry.as_dict() for entry in removed], "bytes": freed, "kept": kept})

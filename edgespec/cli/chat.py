@@ -58,7 +58,7 @@ class Chat:
     conversation: Conversation  # with the messages so far
     settings: Settings  # of the next answers
     shown: set[str]  # names of ``SWITCHES`` that are on
-    tools: Tools | None = None  # that the model may call; None = none
+    tools: Tools | None = None  # tools that the model may call; None = none
     images: list[Image | Audio] = field(default_factory=list)  # and recordings, that go along with the next question
     ended: bool = False
     typed: bool = False

@@ -35,10 +35,10 @@ image_rows_option = option(
 
 
 def read_images(files: Iterable[Path]) -> list[Image]:
-    """Read pictures, and say what is left out of them.
+    """Read pictures, and report the parts of them that are ignored.
 
     Raises:
-        InvalidRequest: one that cannot be read.
+        InvalidRequest: a picture that cannot be read.
     """
     from edgespec.runtimes.images.image import Image
     from edgespec.runtimes.images.reading import open_picture

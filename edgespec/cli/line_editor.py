@@ -28,7 +28,7 @@ def typing() -> AbstractContextManager[None]:
 
 
 def asking() -> AbstractContextManager[None]:
-    """While this lasts, the terminal takes a line as it does for other programs."""
+    """Put the terminal into line mode, as other programs use it, inside a ``with`` block."""
     return _line_mode(True)
 
 
@@ -122,7 +122,7 @@ def line_editor(
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    dumb = is_dumb_terminal()  # it takes no escape sequences, and is asked for a line
+    dumb = is_dumb_terminal()  # it does not support escape sequences, so it is asked for a line
     with _terminal() as terminal, create_app_session(output=PlainTextOutput(terminal)) if dumb else nullcontext():
         editor: PromptSession[str] = PromptSession(
             multiline=True,

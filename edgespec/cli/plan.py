@@ -1,4 +1,4 @@
-"""``edgespec plan``: what there is to plan for, and what is shown of a plan."""
+"""``edgespec plan``: candidate bundles for a plan, and the output of a plan."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _is_bundle(source: str) -> bool:
 
 
 def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
-    """List what there is to choose from; ``here``: for this machine, whose calibration counts."""
+    """List the candidates; ``here``: for this machine, with its calibration."""
     from edgespec.library import named
 
     source = str(named(source) or source)
@@ -120,7 +120,7 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
 
 
 def _need(method: str, source: str, draft: str | None) -> str:
-    """Say what has to be made or given before a model can be exported with that method; empty = nothing."""
+    """Describe what must be made or given before a model can be exported with this method; empty = nothing."""
     if METHODS[method].needs == "heads":
         return f"needs trained heads: edgespec train {method} {source} -o {method}-heads"
     if method == EAGLE:

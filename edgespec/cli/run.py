@@ -227,7 +227,7 @@ def _check(bundle: str, prompts: tuple[str, ...], options: dict[str, Any]) -> bo
 
 @dataclass(frozen=True)
 class _Request:
-    """A request, and what its command was given."""
+    """A request, and the options of its command."""
 
     engine: Engine
     bundle: str
@@ -235,7 +235,7 @@ class _Request:
     options: dict[str, Any]
 
     def chat(self, texts: list[str]) -> None:
-        """Answer questions, or what is typed where there are none."""
+        """Answer the given questions, or otherwise typed ones."""
         engine, settings, options, session = self.engine, self.settings, self.options, self.options["session"]
         if settings.beams is not None:
             raise InvalidRequest("--beams does not work in a chat", "leave --beams out")
@@ -303,7 +303,7 @@ class _Request:
         self._end(joined(engine.generate_batch(parts, settings)), text)
 
     def _show(self, stream: Stream, prompt: str) -> None:
-        """Write a text as it comes, and save what was computed of it."""
+        """Write a text as it is generated, and save its session."""
         if self.options["as_json"]:
             drain(stream)
         else:
@@ -313,7 +313,7 @@ class _Request:
         self._end(stream.result, prompt, shown=True)
 
     def _end(self, result: Result, prompt: str, shown: bool = False) -> None:
-        """Write a text that was not shown yet, and what there is to say of it."""
+        """Write a text, unless it was already shown, and the messages about it."""
         as_json = self.options["as_json"]
         if as_json:
             emit_json({"bundle": self.bundle, "prompt": prompt} | result.as_dict())

@@ -55,8 +55,8 @@ class Tools:
     """Tools that may be called, by name."""
 
     schemas: list[dict[str, Any]]  # JSON schemas of functions, as templates take them
-    run: Callable[[str, dict[str, Any]], str]  # calls one: name and arguments -> what it says
-    allowed: set[str]  # names that need not be asked for again
+    run: Callable[[str, dict[str, Any]], str]  # calls a tool: name and arguments -> its output
+    allowed: set[str]  # tools that the user has already allowed
     ask: Callable[[str], str] = input  # asks the user a question, and gives what is typed
 
     def answer(self, call: Call) -> str:

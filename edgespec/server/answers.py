@@ -53,7 +53,7 @@ class Part:
 
 @dataclass
 class Choice:
-    """One of the texts of a request, as it comes."""
+    """One of the texts of a request, as it is generated."""
 
     index: int  # which of them
     shape: AnswerShape = field(default_factory=AnswerShape)  # how it is to be read
@@ -63,7 +63,7 @@ class Choice:
     parts: list[Part] = field(default_factory=list)  # so far
     result: Result | None = None  # once it has ended
     timed_out: bool = False  # it was cut because its time was over
-    enough: bool = False  # nothing that still comes is wanted
+    enough: bool = False  # no further text is wanted
     thought: int = 0  # tokens of its thoughts, about
     scored: list[TokenLogprob] = field(default_factory=list)  # of all its tokens
     fresh: list[TokenLogprob] = field(default_factory=list)  # of those that were not written yet
@@ -146,7 +146,7 @@ class Choice:
         return "tool_calls" if self.calls and (self.enough or found == "stop") else found
 
     def take_scored(self) -> list[TokenLogprob]:
-        """Take what was not written yet."""
+        """Return the tokens' scores that were not written yet, and mark them as written."""
         found, self.fresh = self.fresh, []
         return found
 

@@ -1,4 +1,4 @@
-"""Which APIs there are: what is asked of each, and what writes its answers."""
+"""The APIs of the server: the request model and the writer of answers of each."""
 
 from __future__ import annotations
 

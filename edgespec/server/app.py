@@ -73,7 +73,7 @@ class Access:
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         own = request.headers.get("x-api-key")  # as Anthropic's clients send it
         given = (sent if own is None else own).strip().encode("latin-1")
-        # all of them: how long it takes tells nothing
+        # compare all keys, so that timing reveals nothing
         matches = [secrets.compare_digest(given, key.encode()) for key in self.keys]
         if (scheme.lower() != "bearer" and own is None) or not any(matches):
             raise HTTPException(

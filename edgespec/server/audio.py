@@ -1,4 +1,4 @@
-"""OpenAI's transcriptions and translations: what is asked, and how transcripts are written."""
+"""OpenAI's transcriptions and translations: request fields, and formats of transcripts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def _read(parser: MultiPartParser, kind: Kind) -> tuple[AudioRequest, byte
 def run_of(
     engine: Engine, sound: bytes, asked: AudioRequest, task: Task, tell: Tell = lambda _: None
 ) -> Callable[[threading.Event], Transcript]:
-    """Give what transcribes a recording; ``tell`` takes its segments, in a thread."""
+    """Return a function that transcribes a recording in a thread, passing segments to ``tell``."""
 
     def run(cancel: threading.Event) -> Transcript:
         running = engine.transcription(sound, asked.settings(task), Settings(method=asked.method), cancel=cancel)

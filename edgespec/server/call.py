@@ -57,7 +57,7 @@ class Jobs(Protocol):
 class Call:
     """A request that was read."""
 
-    asked: dict[str, Any]  # plain data that ``Api.read`` made of it
+    asked: dict[str, Any]  # plain data from ``Api.read``
     prompts: list[array[int]]  # token ids of each prompt
     client: str  # whose turn it takes
     request: Request

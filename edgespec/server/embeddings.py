@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: what is asked, and how vectors are written."""
+"""OpenAI's embeddings: request fields, and formats of vectors."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Failure(EdgespecError):
 
 
 def failure(error: Exception) -> Failure:
-    """Say what an error is to a client."""
+    """Convert an exception to an error response."""
     if isinstance(error, Failure):
         return error
     status, kind = next(((code, name) for cls, code, name in KINDS if isinstance(error, cls)), (500, "server_error"))
@@ -110,7 +110,7 @@ def _nearness(error: ErrorDetails) -> tuple[bool, int, int]:
 
 
 def misread(error: ValidationError) -> Failure:
-    """Say which field of a request has no such value."""
+    """Convert a validation error to an error response that names the wrong field."""
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
     others = {one["loc"][:-1] for one in wrong if one["type"] == "literal_error" and one["loc"][-1] == "type"}
     own = [one for one in wrong if not any(one["loc"][: len(place)] == place for place in others)]

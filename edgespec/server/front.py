@@ -30,7 +30,7 @@ from edgespec.server.requestlog import line
 
 POSSIBLE = hasattr(socket, "send_fds") and sys.platform != "win32"
 HEAD = 1 << 13  # bytes of a request for /health, with its headers
-HOLD = 0.05  # seconds in which a client is to say what it wants, before its connection is handed over all the same
+HOLD = 0.05  # seconds to wait for a client's request line, before its connection is handed over in any case
 # seconds between two heartbeats of the server's event loop; it counts as stuck after STALE seconds without one
 BEAT, STALE = 0.1, 2.0
 WAITING = 512  # connections that wait to be handed over
@@ -82,7 +82,7 @@ class Front:
         STATE.pack_into(self._state, 0, time.monotonic(), running, waiting)
 
     def take(self) -> list[socket.socket] | None:
-        """Take connections that were handed over; None = the process has ended, and there will be no more."""
+        """Receive connections that were handed over; None = the process has ended, so no more will come."""
         found: list[socket.socket] = []
         with suppress(BlockingIOError):
             while len(found) < AT_ONCE:
@@ -119,12 +119,13 @@ class _Acceptor:
         log: Callable[[str], None],
     ) -> None:
         self._listener, self._channel, self._state, self._hosts, self._log = listener, channel, state, hosts, log
-        self._silent: dict[socket.socket, float] = {}  # those that have not said what they want, the oldest first: when
+        # connections without a request line, the oldest first: accepted at
+        self._silent: dict[socket.socket, float] = {}
         self._turns: dict[str, deque[socket.socket]] = {}  # those to be handed over, by client; the first one is next
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(channel, selectors.EVENT_READ)
-        self._full = False  # whether the channel takes no more
+        self._full = False  # whether the channel is full
 
     def run(self) -> None:
         """Serve until the server ends."""
@@ -139,7 +140,7 @@ class _Acceptor:
                     self._accept()
                 elif sock is not self._channel:
                     self._look(sock)
-                elif ready & selectors.EVENT_READ:  # the server says nothing: this is its end
+                elif ready & selectors.EVENT_READ:  # the server never writes: this means that it has ended
                     return
             until = time.monotonic() - HOLD
             while self._silent and (oldest := next(iter(self._silent.items())))[1] <= until:
@@ -164,7 +165,7 @@ class _Acceptor:
             self._look(sock)
 
     def _look(self, sock: socket.socket) -> None:
-        """See what a client wants, and leave it unread for the server."""
+        """Peek at a client's request, leaving it unread for the server."""
         try:
             said = sock.recv(HEAD, socket.MSG_PEEK)
         except BlockingIOError:

@@ -87,7 +87,7 @@ class Held:
             self.bytes = size
 
     def close(self) -> None:
-        """Say that it is answered; what still comes of it is thrown away."""
+        """Release the request's bytes; later changes are ignored."""
         self.set(0)
         self._closed = True
 

@@ -41,7 +41,7 @@ Found = TypeVar("Found")
 
 @dataclass
 class Job:
-    """A request's tickets and what comes of them."""
+    """The pending texts of a request, and their events."""
 
     writer: Writer
     tickets: list[PendingRequest]
@@ -107,7 +107,7 @@ class Jobs:
         return self._queues[what]
 
     def stop(self, grace: float | None = None) -> None:
-        """Take no more, and end what waits; see ``Scheduler.stop``."""
+        """Accept no more requests, and end those that wait; see ``Scheduler.stop``."""
         self.scheduler.stop(grace)
         for queue in (self.transcriber, self.viewer, *self._queues.values()):
             queue.stop()
@@ -135,7 +135,7 @@ class Jobs:
             InvalidRequest: a method that the bundle does not have.
         """
         self.engine.choose_for(read.settings)
-        if (grammar := read.settings.grammar) is not None:  # readers have tried what it takes
+        if (grammar := read.settings.grammar) is not None:  # readers have checked that it compiles within limits
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._compiling, self._require, grammar, read.large)
         prompts: Sequence[Sequence[int]] = read.prompts

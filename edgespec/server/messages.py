@@ -123,7 +123,7 @@ def _kind(block: Any) -> Any:
 
 
 def _text(content: Any) -> Any:
-    """Join blocks, if all of them are text; of others, ``said`` of a chat tells what is wrong with them."""
+    """Join blocks, if all of them are text; ``said`` of a chat reports errors in the others."""
     blocks = [_readable(one) for one in parts(content, "image", _picture)] if isinstance(content, list) else content
     if isinstance(blocks, list) and all(_kind(one) == "text" for one in blocks):
         texts = [one.get("text") or "" for one in blocks]
@@ -169,7 +169,7 @@ def _user(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _assistant(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Write what the model said, thought and called."""
+    """Yield the model's text, thoughts and tool calls."""
     texts, thoughts, calls = [], "", []
     for block in blocks:
         if (kind := _kind(block)) == "tool_use":

@@ -32,8 +32,8 @@ from edgespec.server.reading import ModelInfo
 from edgespec.server.scheduler import Limits
 from edgespec.server.stored import Stored
 
-LOOK = 0.1  # seconds between two looks whether there is room
-SWEEP = 2.0  # seconds between two looks whether a model was not asked for
+LOOK = 0.1  # seconds between two checks for free memory
+SWEEP = 2.0  # seconds between two checks for idle models
 
 
 @dataclass(eq=False)
@@ -108,7 +108,7 @@ class Model:
         self.loading: asyncio.Future[None] | None = None
 
     def described(self, created: int) -> dict[str, Any]:
-        """Say what ``/v1/models`` says of it in the words of OpenAI's and Anthropic's APIs.
+        """Return the entry of ``/v1/models`` with the fields of OpenAI's and Anthropic's APIs.
 
         Args:
             created: when the server began, in seconds since 1970.
@@ -128,7 +128,7 @@ class Model:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What ``/v1/models`` says of it under ``edgespec``."""
+        """Field ``edgespec`` of its entry in ``/v1/models``."""
         manifest, codes = self.manifest, self.manifest.codes
         return {
             "methods": list(manifest.methods),
@@ -320,7 +320,7 @@ class Models:
             return model.jobs
 
     def _admitted(self, allowance: Allowance, loaded: _Loaded) -> bool:
-        """Keep the memory for a bundle where there is room; False = others have it."""
+        """Reserve the memory for a bundle, if it is free -> whether it was."""
         with self._memory:
             try:
                 allowance.admit_bundle(self.options.context)

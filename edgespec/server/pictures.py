@@ -64,7 +64,7 @@ def _is(one: Any, *kinds: str) -> bool:
 
 
 def as_parts(content: Any) -> list[Any]:
-    """List the parts of what a message says."""
+    """List the parts of a message's content."""
     return content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
 
 

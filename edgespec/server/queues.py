@@ -30,7 +30,7 @@ async def answer(done: asyncio.Future[Found], work: Callable[[], Awaitable[Found
 
 
 def refuse(futures: Iterable[asyncio.Future[Found]], error: Exception) -> None:
-    """Tell futures that nothing came of it, but those that know more."""
+    """Fail the futures that are not done yet."""
     for one in futures:
         if not one.done():
             one.set_exception(error)
@@ -77,7 +77,7 @@ class FairQueue(Generic[Item]):
         return client, request, item
 
     def put_back(self, client: str, request: str, item: Item) -> None:
-        """Undo a ``take``: it is next again."""
+        """Undo a ``take``: the item is next again."""
         self.add(client, request, item)
         requests = self._clients[client]
         requests[request].move_to_end(item, last=False)
@@ -128,7 +128,7 @@ class SerialQueue(FairQueue[Item]):
             self._task = asyncio.create_task(self._work())
 
     def cancel(self) -> None:
-        """End what is being done; nothing that waits is begun."""
+        """End the current work; waiting work is not started."""
         if self._task is not None:
             self._task.cancel()
 

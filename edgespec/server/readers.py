@@ -42,7 +42,7 @@ _ONE_THREAD = {
 }
 
 
-Told = tuple[dict[str, Any], list["array[int]"]]  # what a request says, and the token ids of its prompts
+Told = tuple[dict[str, Any], list["array[int]"]]  # a parsed request, and the token ids of its prompts
 LookUp = Callable[[str], bytes]
 
 
@@ -61,7 +61,7 @@ class Readers:
 
     Args:
         models: that may be asked.
-        log: takes a line for each field that is not known; None = none is written.
+        log: receives a line for each unknown field; None = no lines.
     """
 
     def __init__(self, models: Sequence[ModelInfo], log: Callable[[str], None] | None = None) -> None:
@@ -206,7 +206,7 @@ class WorkerQueue:
         return found, prompts
 
     async def _told(self, process: Process, head: bytes, work: _Work) -> Told:
-        """Write a request to the process, and receive what it says."""
+        """Write a request to the process, and receive the result."""
         assert process.stdin is not None
         for data in (head, work.body, work.earlier):
             for at in range(0, len(data), PIECE):

@@ -45,7 +45,7 @@ from edgespec.server.requests import MOST_LEVELS, MOST_NAME, MOST_TEXTS, ChatReq
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.tooling import Plan, plan_chat
 
-COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
+COMPLETION_TOKENS = 16  # the API's default for completions
 MEMORY = 3 << 29  # bytes that the process may have
 # before a request: seconds, its kind, bytes of its body, and bytes of the conversation that it continues
 HEAD = struct.Struct("<IBQQ")
@@ -291,7 +291,7 @@ class Reader:
 
 
 def _prompts(tokens: ModelTokens, asked: CompletionBase) -> tuple[list[list[int]], int, Plan]:
-    """Token ids, how many new tokens there are where the request says nothing, and how answers are read."""
+    """Return token ids, the default number of new tokens, and how answers are read."""
     known = tokens.known
     if isinstance(asked, ChatRequest):
         prompt, plan = plan_chat(asked, tokens.codec, known.calls, tokens.sight)

@@ -55,7 +55,7 @@ Likeliest = Annotated[Whole, Field(ge=0, le=MOST_LIKELIEST)]
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
 Ids = Annotated[list[Count], Field(min_length=1)]
-# settings that are the model's own where a request does not choose; what `edgespec` says counts before the rest
+# settings that default to the model's own; those in `edgespec` take precedence
 CHOSEN = ("presence_penalty", "frequency_penalty", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 Source = Annotated[str, StringConstraints(max_length=MOST_GRAMMAR)]
 
@@ -381,7 +381,7 @@ class ChatRequest(CompletionBase):
     ] = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # other variables of the model's template
-    # how much the model thinks first, where its template knows of it; none: not at all
+    # how much the model thinks first, if its template supports it; none: not at all
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prediction: Prediction | None = None
     continue_final_message: bool | None = None  # the answer continues the last message, the assistant's

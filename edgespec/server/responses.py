@@ -156,7 +156,7 @@ def _add(made: list[dict[str, Any]], item: dict[str, Any]) -> None:
 
 
 def _content(content: Any) -> Any:
-    """Write what an item says as a message of a chat has it."""
+    """Convert an item's content to that of a chat message."""
     return parts(content, "input_image", lambda one: picture(one.get("image_url")))
 
 
@@ -240,7 +240,7 @@ class ResponseWriter(Writer):
         return made | {"edgespec": extension(self.choices)}
 
     def stored(self) -> tuple[bytes, bytes] | None:
-        """Return what is stored as JSON, the response and its conversation; None = nothing is."""
+        """Return the response and its conversation as stored JSON; None = it is not stored."""
         before: bytes | None = self.echo["conversation"]
         if before is None:
             return None

@@ -193,7 +193,7 @@ class Scheduler:
             if not self._running and not isinstance(error, MemoryBusyError):
                 ticket.end(Event(error=error))
                 return True
-            with self._changed:  # when those that have it have ended there is room
+            with self._changed:  # it fits once the requests that hold the memory have ended
                 self._waiting.put_back(client, group, ticket)
             if not self._running:
                 self._make_room()
@@ -205,7 +205,7 @@ class Scheduler:
         return True
 
     def _look_at_clocks(self) -> None:
-        """Cut what takes too long, and drop what waited too long or is not wanted any more."""
+        """Cut texts that take too long, and drop requests that waited too long or were cancelled."""
         now = time.monotonic()
         stopped = now > self._last
         for ticket in self._running.values():

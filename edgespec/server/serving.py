@@ -230,7 +230,7 @@ class Connection(HttpToolsProtocol):
     # -- cutting -------------------------------------------------------------------------------------------------------
 
     def _stop(self, status: int, message: str) -> None:
-        """End the parsing of what was received; ``send_400_response`` comes next."""
+        """Stop parsing received bytes; the parser then calls ``send_400_response``."""
         self._why = status, message
         raise ValueError(message)
 
@@ -373,7 +373,7 @@ class Server(uvicorn.Server):
         self._started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more, and let what runs end within its time."""
+        """Accept no more connections, and let running texts end within their time."""
         for task in self._tasks:
             task.cancel()
         self._socket.close()

@@ -137,7 +137,7 @@ def said(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None = None
 
 
 def _one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join what the system says at the beginning."""
+    """Join system messages at the beginning."""
     count = next((at for at, one in enumerate(messages) if one.get("role") != "system"), len(messages))
     texts = [one.get("content") for one in messages[:count]]
     if count < 2 or not all(isinstance(text, str) for text in texts):

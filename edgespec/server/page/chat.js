@@ -1,4 +1,4 @@
-// One conversation at a time: what is asked, what comes, and where it is kept.
+// One conversation at a time: questions, answers, and where they are stored.
 
 import { Refused } from "./api.js";
 import { Meter } from "./figures.js";

@@ -1,4 +1,4 @@
-// Elements made of names, properties and children. Text is always text: nothing here reads HTML.
+// Elements made of names, properties and children. Text is always text: nothing here parses HTML.
 
 export function el(name, properties = {}, ...children) {
   const made = document.createElement(name);
