@@ -46,7 +46,7 @@ class Calibration:
     """How a target's levels are to be calibrated."""
 
     model: EmittedModel  # the target
-    # what was asked for; None = ``CALIBRATED``, and ``QUICK`` where that loses less on any held-out text
+    # requested one; None = ``CALIBRATED``, or ``QUICK`` if that loses less on any held-out text
     quantizer: Quantizer | None
     given: Sequence[int] | None  # tokens of the user's text; None = the model's own output
     text: Sequence[int]  # tokens of another text, which is measured on
@@ -98,7 +98,7 @@ class Calibration:
         return better if keep else written, {"calibration": facts, "held_out": _by_text(figures)}
 
     def describe(self) -> str:
-        """Say what will be done, and for how long on this machine."""
+        """Describe the calibration, and estimate its time on this machine."""
         minutes = seconds(self.model, self.tokens) / 60
         text = "text that the model writes" if self.given is None else "the text given"
         how = "less than a minute" if minutes < 1 else f"about {minutes:.0f} minutes"

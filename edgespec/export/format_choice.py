@@ -57,7 +57,7 @@ class FormatChoice:
 
     @property
     def line(self) -> str:
-        """Say in one line what was chosen, what it loses, and what would be faster."""
+        """Describe in one line the chosen format, its loss, and faster formats."""
         pick = self.pick
         if pick.format == FILE:
             return f"the file's own weights, {show_bytes(pick.size)}"

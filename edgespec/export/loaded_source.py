@@ -51,7 +51,7 @@ class Sample:
     text: CalibrationText
     tokens: list[int]  # of the text
     sounds: NDArray[np.float32] | None  # float32 [S, R, columns], recordings to calibrate on
-    read: Reading | None  # what an encoder-decoder is given to read
+    read: Reading | None  # input of an encoder-decoder's encoder
 
 
 @dataclass(frozen=True)

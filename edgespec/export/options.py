@@ -266,7 +266,7 @@ class ExportOptions:
 
 
 def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> None:
-    """Say which options need a target with graphs of edgespec's own."""
+    """Refuse options that need a target with edgespec's graphs."""
     given = [
         *((f"--method {name}", True) for name in options.wanted() if name not in needing("text", "draft")),
         ("--format w8a8", options.format == "w8a8"),
@@ -285,7 +285,7 @@ def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> N
 
 
 def refuse_draft(options: ExportOptions, path: Path) -> None:
-    """Say which options need a draft with graphs of edgespec's own."""
+    """Refuse options that need a draft with edgespec's graphs."""
     given = [
         ("--draft-vocab", bool(options.draft_vocab)),
         ("--format w8a8", (options.draft_format or options.format) == "w8a8"),

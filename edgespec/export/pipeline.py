@@ -396,7 +396,7 @@ def _with_attention_and_devices(
 
 
 def _attending(source: LoadedSource, written: Written) -> Callable[[Slot], None] | None:
-    """Return what lets another slot of the target attend over the measured source; None = there is none."""
+    """Return a function that lets another slot of the target attend over the measured source; None without one."""
     read, threads = source.sample.read, source.options.threads
     return None if read is None else lambda slot: read.attend(written.folder, written.target.part, slot, threads)
 

@@ -309,7 +309,7 @@ def _skip_set(layers: int, planes: bool) -> SkipSetPart:
 
 
 def _tokenizer(arch: Architecture) -> TokenizerFacts:
-    """Return what the small files say; the tokenizer itself, which may know another EOS, is not opened."""
+    """Return facts from the tokenizer's small files; the tokenizer, which may have another EOS, is not opened."""
     folder = arch.source.path
     bos, eos = begin_and_ends(folder, arch.config, None)
     template = "chat_template" in read_if_sound(folder / "tokenizer_config.json") or (folder / TEMPLATE_FILE).is_file()

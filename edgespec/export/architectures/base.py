@@ -150,11 +150,12 @@ class Architecture(Decoder):
     activation_key: ClassVar[str] = "hidden_act"
     activation_default: str = "silu"
     score_size: ClassVar[str] = ""  # the key of the size whose root divides scores; "" = that of heads
-    score_cap: ClassVar[str] = ""  # the key of the cap of scores; "" = there is none
+    score_cap: ClassVar[str] = ""  # the key of the cap of scores; "" = no cap
     logits_cap: ClassVar[tuple[str, float]] = ("", 0.0)  # the same of logits, and its default
     # positions
     positions: str | None = None  # the matrix of learnt ones
-    windows: ClassVar[Literal["typed", "all", "none"]] = "typed"  # layers with one: as ``layer_types`` says, all, none
+    # layers with a window: those of ``layer_types``, all, none
+    windows: ClassVar[Literal["typed", "all", "none"]] = "typed"
     # without ``layer_types`` every n-th layer has none: a key ("" = none) and its default (0: no layer has one)
     window_pattern: ClassVar[tuple[str, int]] = ("", 0)
     rope_theta: ClassVar[float] = 10000.0  # the base of angles if config.json does not say
@@ -163,12 +164,12 @@ class Architecture(Decoder):
     # or as halves, but the other way round; everything after the architecture sees halves, in rows of q and k read in
     # another order
     pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
-    # what it reads, and what belongs to it
+    # inputs, and related models
     input_width: int = 0  # width of the float rows that passes read; 0 = they read token ids
     encoder: Architecture | None = None  # of a decoder that attends over its output
     sight: VisionEncoderSpec | None = None
     hearing: AudioEncoderSpec | None = None
-    drafter: DrafterSpec | None = None  # what makes it a drafter; None = it is a model
+    drafter: DrafterSpec | None = None  # set for a drafter; None = a model
     text_half_of: str = ""  # other inputs of the whole model, as in "images"; "" = a text model
     codes: tuple[dict[str, Any], dict[str, str]] | None = None  # its own decoder of codes: config.json, names by ours
 
@@ -209,7 +210,7 @@ class Architecture(Decoder):
 
     @property
     def source_part(self) -> SourcePart | None:
-        """Return the entry of what it attends over, the output of ``encoder``; None = only its own text."""
+        """Return the source that it attends over, the output of ``encoder``; None = only its own text."""
         return None
 
     @property
@@ -234,7 +235,7 @@ class Architecture(Decoder):
     # -- decisions of subclasses --------------------------------------------------------------------------------------
 
     def width(self, weight: str) -> int | None:
-        """Rows of a matrix that are not as many as its name says elsewhere; None = they are."""
+        """Rows of a matrix, if they differ from the usual number for its name; None = they do not."""
         return None
 
     def ignores(self, name: str) -> bool:
@@ -346,7 +347,7 @@ class Architecture(Decoder):
         return LogitsRule(cap=self.settings.number(key, default)) if key else LogitsRule()
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        """Return tensors that are computed from others, by Llama's name."""
+        """Return tensors that are computed from other ones, by Llama's names."""
         found: dict[str, Extra] = {}
         for layer in range(self.facts.layers):
             at, theirs = f"{LAYERS}.{layer}", f"{self.layers_at}.{layer}"

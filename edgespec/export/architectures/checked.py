@@ -39,7 +39,7 @@ def check_tensors(arch: Architecture, source: Checkpoint) -> None:
             )
     assert isinstance(arch.source, DerivedCheckpoint)
     used = set().union(*(arch.source.origins(name) for name in wanted))
-    for name in sorted(used):  # sources of tensors, such as each expert's own
+    for name in sorted(used):  # sources of tensors, such as each expert's matrix
         arch.source.base.shape(name)
     for name in source.index:
         layer = LAYER.search(name)

@@ -52,14 +52,14 @@ class Experts(Part):
     fused: tuple[tuple[str, str], ...] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)
     # where each expert's own are, by its number and the part, if they are stored one by one; "" = never
     single: str = "mlp.experts.{}.{}.weight"
-    # what gate, up and down are called there
+    # names of gate, up and down in the checkpoint
     parts: dict[str, str] = field(default_factory=lambda: {part: f"{part}_proj" for part in ("gate", "up", "down")})
     # an MLP that gets every row, and the key of its width; it counts as experts of the others' width
     shared: tuple[str, str] = ("", "")
     shared_gate: str = ""  # the matrix [1, hidden] of its gate
     sigmoid: bool = False  # probabilities are sigmoids
     normed: Switch = ("norm_topk_prob", False)  # the weights of a row's experts add up to one
-    scale: str = ""  # the key of what the output is multiplied by; "" = nothing
+    scale: str = ""  # the key of a factor of the output; "" = none
     # a vector below a layer that is added to probabilities when experts are chosen, and the switch for it
     bias: tuple[str, Switch] = ("", False)
 

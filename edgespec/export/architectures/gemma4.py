@@ -146,7 +146,7 @@ class Gemma4(Architecture):
         return ops.head(x, self.final_norm, self.head)
 
     def own(self, ops: Ops, x: Value, tokens: Value, layer: int) -> Value:
-        """Return what a layer's own embedding adds, from the tokens' usual embeddings."""
+        """Return the contribution of a layer's own embedding, from the tokens' usual embeddings."""
         size, layers = self.facts.layer_embedding, self.facts.layers
         (gate,) = ops.linear(x, self.linear(layer, "per_layer_input_gate"))
         (given,) = ops.linear(tokens, self.linear(layer, "per_layer_model_projection"))

@@ -74,7 +74,7 @@ def pixels_of(whole: VisionCheckpoint, patch: int) -> Qwen2VlPixels:
 
 
 def image_of(whole: VisionCheckpoint, how: Qwen2VlPixels, factor: int, **more: Any) -> ImagePart:
-    """Say what a bundle says of images; ``factor``: patches of a side of what becomes a row."""
+    """Make the manifest's part about images; ``factor``: patches per side of the square that becomes a row."""
     token = "<|image_pad|>"
     words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("image_token_id", 151655),
                        written=f"<|vision_start|>{token}<|vision_end|>")  # fmt: skip

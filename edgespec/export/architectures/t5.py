@@ -45,7 +45,7 @@ class T5(EncoderDecoder):
     placed = "relative"
     scaled = False
     logits_bias = False
-    feed_forward: ClassVar[str] = "relu"  # what it is if config.json does not say
+    feed_forward: ClassVar[str] = "relu"  # the default of config.json
     scales: ClassVar[bool] = True  # logits are divided by the root of the width, but where config.json says untied
     each: ClassVar[bool] = False  # every layer has its own table
 

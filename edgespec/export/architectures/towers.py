@@ -71,8 +71,8 @@ class MultimodalCheckpoint:
 class VisionCheckpoint(MultimodalCheckpoint):
     """A checkpoint of a model that reads images, its configuration and that of its processor."""
 
-    vision: dict[str, Any] = field(init=False)  # what config.json says of the tower
-    pixels: Settings = field(init=False)  # preprocessor_config.json, or what processor_config.json says of images
+    vision: dict[str, Any] = field(init=False)  # config.json's part about the vision encoder
+    pixels: Settings = field(init=False)  # preprocessor_config.json, or processor_config.json's part about images
     processor: dict[str, Any] = field(init=False)  # processor_config.json
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class VisionCheckpoint(MultimodalCheckpoint):
         self.pixels.file = self.source.path / "preprocessor_config.json"
 
     def common(self, patch: int, mean: list[float], std: list[float], resample: int) -> dict[str, Any]:
-        """Read what all processors say of pixels, as fields of ``Pixels``; arguments: where they do not say it."""
+        """Read the settings that all processors have, as fields of ``Pixels``; the arguments are defaults."""
         pixels = self.pixels
         for key in ("do_resize", "do_rescale", "do_normalize"):
             if not pixels.flag(key, True):

@@ -25,7 +25,7 @@ class VoxtralTower(Whisper):
         super().__init__(source, encodes=True)
 
     def embedding_at(self, source: Checkpoint) -> str:
-        return "model.encoder.conv1.weight"  # it has none, and nothing reads it
+        return "model.encoder.conv1.weight"  # the model has no such tensor, and it is never read
 
 
 def open_hearing(whole: MultimodalCheckpoint) -> AudioEncoderSpec:

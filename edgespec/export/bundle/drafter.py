@@ -1,4 +1,4 @@
-"""Writing a drafter into a bundle, and what the bundle says of it."""
+"""Write a drafter into a bundle, and describe it in the manifest."""
 
 from __future__ import annotations
 

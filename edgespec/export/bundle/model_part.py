@@ -50,7 +50,7 @@ class ModelSpec:
 
     format: Format  # weight format of every matrix
     head: Format | None = None  # weight format of the LM head and of the embedding tied to it; None = ``format``
-    fine: frozenset[str] = frozenset()  # names of matrices that are int8, whatever ``format`` says
+    fine: frozenset[str] = frozenset()  # names of matrices that are int8, in any ``format``
     gated: bool = False  # sub-layers can be left out of the strict graph
     draft: bool = False  # only the plain graph
     prefix: str = ""  # path of its folder inside the bundle, with a trailing slash
@@ -201,7 +201,7 @@ def source_of(arch: Architecture) -> SourcePart | None:
 def model_part(
     arch: Architecture,
     spec: ModelSpec,
-    quantizer: str | None,  # name of what chose its levels; None = they were rounded
+    quantizer: str | None,  # name of the quantizer; None = rounded
     low_bytes: int,  # of the low planes of its int8 matrices
     fine: float | None = None,  # share of the weights of layers that are int8, if ``spec.fine`` names any matrix
     encoder_low_bytes: int = 0,  # as ``low_bytes``, of the encoder

@@ -28,7 +28,7 @@ class Drafter:
     tapped: tuple[int, ...]  # which boundaries of the target it looks at, in its order
     # int64 [size], what its LM head scores, ascending; None = all tokens of the target, in order
     tokens: NDArray[np.int64] | None
-    notes: list[str] = field(default_factory=list)  # what the user should know about how it is read
+    notes: list[str] = field(default_factory=list)  # messages for the user about how it is read
 
     @property
     def plan(self) -> HeadPlan:

@@ -82,7 +82,7 @@ class HeadsFile(BaseModel):
     def _fits(self) -> HeadsFile:
         if self.kind not in needing("heads"):
             raise ValueError(f"kind: expected a method that needs heads: {', '.join(needing('heads'))}")
-        _ = self.groups  # whose own bounds hold here too
+        _ = self.groups  # checks the bounds of groups
         return self
 
     @property

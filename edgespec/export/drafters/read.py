@@ -27,7 +27,7 @@ PUBLISHED: dict[str, Published] = {
     PEAGLE: eagle3.PARALLEL,
     EAGLE1: eagle1.PUBLISHED,
 }
-# what else is published, by a word of its name: what it has that no graph here computes
+# other published drafters, by a word of their names: the feature that no graph here computes
 REFUSED = {
     "domino": "a recurrent head corrects its guesses",
     "dflash2": "convolutions and a selector of candidates",
@@ -65,7 +65,7 @@ def _opened(path: Path) -> Checkpoint:
 
 
 def _refuse(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse by name what is published, but not computed here."""
+    """Refuse published drafters that are not supported, by name."""
     kind = f"{kind_of(config)} {flat(config, 'dflash_config').get('projector_type', '')}".strip()
     if why := next((why for word, why in REFUSED.items() if word in kind.lower()), ""):
         raise UnsupportedModel(f"{path}: {kind!r}: {why}, which edgespec does not compute", "take another drafter")

@@ -100,7 +100,7 @@ def with_tokens(drafter: Drafter, target: Architecture, tokens: NDArray[np.int64
         notes.append(f"{int((~known).sum())} of the {len(tokens)} tokens that it guesses are new to it: their rows of "
                      "the LM head are the model's, mapped to its own")  # fmt: skip
     found: dict[str, Extra] = {CUT: held(head)}
-    for name in drafter.spec.scored:  # what a token that is new to it has there is not known: nothing
+    for name in drafter.spec.scored:  # a new token's row is not known, so it is zero
         values, more = extra_of(arch, name), np.zeros((len(tokens), *extra_of(arch, name).shape[1:]), np.float32)
         more[known] = values.read(slice(None), None)[np.searchsorted(own, tokens[known])]
         found[name] = held(more)

@@ -41,7 +41,7 @@ class GraphBuilder:
         self._memo: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, emit: Callable[[], T]) -> T:
-        """Return what ``emit`` gave for this key before in the same scope; otherwise call it."""
+        """Return the earlier result of ``emit`` for this key in the same scope; otherwise call it."""
         if key not in self._memo:
             self._memo[key] = emit()
         found: T = self._memo[key]

@@ -296,7 +296,7 @@ class NativeOps(Waiting, Pass[Value]):
         floats = self.program.floats("x", self.arch.facts.hidden) if norm is None else self._as_floats(x, "x")
         self._tap(floats, self.arch.facts.layers)
         for number, group in enumerate(self.heads.groups):
-            if group.kind == "embedding":  # in place of what the layers gave
+            if group.kind == "embedding":  # replaces the output of the layers
                 self.program.gated(self.gates.heads[number], lambda: self._look_up(OWN_EMBEDDING, floats, {}))
         emit_heads(self.program, floats, norm, head, self.gates, lambda: self._as_floats(x, "x"))
         for number, group in enumerate(self.heads.groups):

@@ -98,10 +98,10 @@ class GraphPieces:
     def choose(
         self, gate: str, name: str, width: int | str, then: Callable[[], str], otherwise: Callable[[], str]
     ) -> str:
-        """One of two values [1, rows, width]; what is left out costs nothing."""
+        """Choose one of two values [1, rows, width]; the other one costs nothing."""
 
         def branch(side: str, body: Callable[[], str]) -> Branch:
-            # sizes of the same name share buffers: each branch has its own
+            # dimensions with the same name share buffers, so each branch has a separate name
             columns = width if isinstance(width, int) else self.graph.unique(width)
             dims: list[int | str] = [1, self.graph.unique("rows"), columns]
             return self.graph.branch(f"{name}.{side}", lambda: [(body(), FLOAT, dims)])

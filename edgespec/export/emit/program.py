@@ -177,14 +177,14 @@ class Program:
         return fields
 
     def bias(self, parts: Sequence[Linear]) -> int:
-        """Name their biases; -1 if there are none."""
+        """Name their biases; -1 = no bias."""
         if all(part.bias is None for part in parts):
             return -1
         self.plan.store_bias(parts)
         return self.input(str(parts[0].bias) if len(parts) == 1 else stacked_name(part.bias for part in parts))
 
     def vector(self, name: str | None) -> int | None:
-        """Name a vector of the checkpoint; None = there is none."""
+        """Name a vector of the checkpoint; None without one."""
         self.plan.store_vectors(name)
         return None if name is None else self.input(name)
 

@@ -123,7 +123,7 @@ class Trials:
     choice: WeightChoice  # how the bundle stores it
     beside: Path  # temporary files are stored next to this path
     target: Slot  # the written target; its slot is overwritten
-    texts: Sequence[Text]  # that it wrote, with what the drafter looks at
+    texts: Sequence[Text]  # texts that it generated, with the drafter's taps
 
     def formats(self) -> dict[Format, float]:
         """By the formats that it could have been exported in, under the same ``--head-format``."""
@@ -131,7 +131,7 @@ class Trials:
         return {form: self._share(self._in(form)) for form in others}
 
     def hint(self, known: float) -> str:
-        """Say what would help one whose first guesses are right at the rate ``known``; "" = nothing known."""
+        """Return a hint for a drafter whose first tokens have the acceptance ``known``; "" = none."""
         better, base = self.reading()
         costly = self.choice.format != "fp32" and base >= max(known + HELPS, LEAST)
         return "; ".join(filter(None, (better, self._format(known, base) if costly else "")))
@@ -157,7 +157,7 @@ class Trials:
         return f"{base:.0%} would be right with --format fp32: it is the format that costs them"
 
     def _in(self, form: Format, head: Format | None = None) -> WeightChoice:
-        """As ``--format`` would have it, and ``--head-format`` if it is given."""
+        """Return the choice of ``--format``, with ``--head-format`` if it is given."""
         if form not in BLOCKS:
             return WeightChoice.of(form, None, None)
         quantizer = self.choice.quantizer.name if self.choice.quantizer else None
@@ -199,7 +199,7 @@ class Trials:
         return found
 
     def _scale(self) -> float:
-        """Return what the target multiplies embeddings by, where the drafter is given them as they are."""
+        """Return the target's factor of embeddings, if the drafter reads them without it."""
         of = self.drafter.spec.target
         if of is None:
             return 1.0

@@ -36,7 +36,7 @@ def written(target: Slot, tokens: Sequence[int]) -> list[Text]:
 
 
 def tapped(target: Slot, texts: Sequence[Text], at: Sequence[int]) -> list[Text]:
-    """Return the same texts with what is tapped at other boundaries."""
+    """Return the same texts with taps at different boundaries."""
     found = []
     for text, _ in texts:
         rows = streams(target, text[:-1], at)

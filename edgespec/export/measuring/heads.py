@@ -68,7 +68,7 @@ class ExitRecord:
 def _run_layers(
     slot: Slot, row: NDArray[np.int64], hidden: NDArray[np.float32] | None, first: int, last: int
 ) -> NDArray[np.float32]:
-    """Run layers over a token [1] from what those before gave of it -> [1, hidden], a copy."""
+    """Run layers over a token [1] from the hidden state before them -> [1, hidden], a copy."""
     found = slot.run(Pass(row, hidden=True, scored=0, inputs=hidden, layers=(first, last))).hidden
     assert found is not None
     return found.copy()

@@ -114,7 +114,7 @@ class Mixer:
         alone = self._alone(2)
         ranked = self._ranked(alone)
         saved = np.cumsum([0, *(alone[part] for part in ranked)])
-        steps = np.searchsorted(saved, np.linspace(0, saved[-1], BEGINNINGS))  # equal shares of what there is to save
+        steps = np.searchsorted(saved, np.linspace(0, saved[-1], BEGINNINGS))  # equal shares of the total savings
         counts = sorted({*steps.tolist()} - {len(ranked)})
         found = self._measure([Choice(self.parts) - {*ranked[:count]} for count in counts], 2, 2)
         measured = dict(zip(counts, found, strict=True))

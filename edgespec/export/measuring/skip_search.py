@@ -216,7 +216,7 @@ class SkipSearch:
         self.slot, self.scorer, self.costs, self.seed, self.store = slot, scorer, costs, seed, store
         self.layers, self.planes = slot.layers, planes
         self.start = SkipSet.all_high(slot.layers) if planes else SkipSet()
-        self.stopped: int | None = None  # proposals that were tried before ``run`` gave up; None = all of them
+        self.stopped: int | None = None  # proposals tried before ``run`` stopped early; None = it did not
         self._scored: dict[tuple[SkipSet, int | None], Candidate] = {}
 
     def score(self, skip: SkipSet, gamma: int | None = None) -> Candidate:

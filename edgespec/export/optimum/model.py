@@ -52,7 +52,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Folder:
-    """Where a model was read from; ``notes``: what to tell of it."""
+    """Source of a model; ``notes``: messages for the user."""
 
     path: Path
     notes: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Folder:
 class OptimumModel:
     """A decoder whose graph is optimum's."""
 
-    arch: ClassVar[None] = None  # edgespec does not know what its graph computes
+    arch: ClassVar[None] = None  # edgespec does not know the architecture of its graph
     source: Folder  # the folder of config.json and the tokenizer's files
     config: dict[str, Any]  # the parsed config.json
     facts: ModelFacts  # sizes; by config.json until the graph is opened, which knows better
@@ -145,7 +145,7 @@ class OptimumModel:
         raise AssertionError("refused by ``refuse_draft``")
 
     def write(self, writing: Writing) -> WrittenModel:
-        """Write a part whose graph is optimum's, made now where there is none yet."""
+        """Write a part whose graph is optimum's, which is exported now unless it exists."""
         what, choice = writing.what, writing.choice
         if self.file is None:
             writing.progress("optimum", 0, 1, f"{what}: optimum makes the graph")
@@ -187,7 +187,7 @@ class OptimumModel:
         return {"traits": [], "graph": f"{graph.producer_name} {graph.producer_version}".strip() or "unknown"}
 
     def open_graph(self, work: Path | None = None) -> ForeignGraph:
-        """Open the graph; made by optimum in the new folder ``work`` where there is none."""
+        """Open the graph; without one optimum exports it into the new folder ``work``."""
         if self.file is None:
             assert work is not None
             export_graph(self.source.path, work)
@@ -223,7 +223,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def find_graph(path: Path) -> Path | None:
-    """Return the graph of an export by optimum in a folder or its sub-folder ``onnx``; None = there is none.
+    """Return the graph of an export by optimum in a folder or its sub-folder ``onnx``; None = without graphs.
 
     Raises:
         ExportError: there are other graphs, but not that one.
@@ -241,7 +241,7 @@ def find_graph(path: Path) -> Path | None:
 
 
 def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFacts:
-    """Return the facts by config.json; what only informs may be derived, what decoding needs must be there."""
+    """Return the facts by config.json; values that decoding needs must exist, others may be derived."""
 
     def read(fact: str, default: int | None = None) -> int:
         found = [(name, config[name]) for name in _NAMES[fact] if config.get(name) is not None]

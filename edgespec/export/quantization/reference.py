@@ -118,7 +118,7 @@ class NumpyOps(Pass[Array]):
         return out.transpose(1, 0, 2).reshape(1, length, -1)
 
     def _biases(self, rule: RelativeRule | None, length: int) -> Array | None:  # [heads, T, T]
-        """Read the biases of all scores by distance; None = there are none."""
+        """Read the biases of all scores by distance; None without such biases."""
         if rule is None:
             return None
         places = np.arange(length) - np.arange(length)[:, None]

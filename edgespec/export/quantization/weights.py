@@ -19,11 +19,11 @@ class WeightChoice:
     """A valid combination of options."""
 
     format: Format  # of every matrix but the head's
-    quantizer: Quantizer | None  # of matrices in blocks; None for other formats, which have none to choose
+    quantizer: Quantizer | None  # of matrices in blocks; None for other formats, which have no choice of levels
     head: Format | None  # format of the LM head and of the embedding tied to it; None = ``format``
     # names of the target's matrices that are int8 in a model of 4 bits (``measuring/mixer.py``)
     fine: frozenset[str] = frozenset()
-    asked: Format | None = None  # what ``--head-format`` said; None = nothing
+    asked: Format | None = None  # ``--head-format``; None = not given
 
     @classmethod
     def of(cls, form: Format, quantizer: str | None, head: Format | None) -> WeightChoice:

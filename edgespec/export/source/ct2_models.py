@@ -184,7 +184,7 @@ class _Model:
         raise NotImplementedError
 
     def complete(self, made: Path) -> None:
-        """Add the files of the tokenizer that are not there; an ``ExportError``: they cannot be made."""
+        """Add missing files of the tokenizer; raises ExportError if they cannot be made."""
 
     def tensors(self) -> dict[str, Stored]:
         """Name the tensors as Hugging Face does."""
@@ -305,7 +305,7 @@ class _Whisper(_Model):
 
 
 def _translator(folder: Path, told: Config, held: Ct2File) -> _Model:
-    """Say which model a translator was, by what it has."""
+    """Identify the model of a translator by its variables."""
     if "decoder/layer_0/self_attention/relative_attention_bias" in held.variables:
         return _T5(folder, told, held)
     return _Bart(folder, told, held)

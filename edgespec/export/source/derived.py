@@ -25,7 +25,7 @@ Ids = NDArray[np.int64]
 class Extra:
     """A tensor that is read in parts, as float32."""
 
-    size: Callable[[], tuple[int, ...]]  # gives its shape; nothing is asked of a checkpoint before
+    size: Callable[[], tuple[int, ...]]  # returns its shape; the checkpoint is not read before
     read: Callable[[slice, slice | None], Floats]  # (rows, columns of a matrix or None) -> that part
     origins: frozenset[str] = frozenset()  # names of the checkpoint's tensors that it is computed from
     blocks: Callable[[], FileRows | None] = lambda: None  # gives its rows as a file has them, if that is what it is

@@ -106,7 +106,7 @@ REBUILD = "export from the Hugging Face checkpoint"
 
 
 class Facts:
-    """The metadata of one architecture, checked as it is asked for."""
+    """The metadata of one architecture, checked when it is read."""
 
     def __init__(self, file: Path, metadata: Metadata) -> None:
         self.file, self.metadata = file, metadata
@@ -266,7 +266,7 @@ def llama3_scaling(file: Path, factors: NDArray[np.float64], theta: float, conte
         at = int(np.flatnonzero((factors > 1 + 1e-4) & (factors < factor * (1 - 1e-4)))[0])
         blend = (1 / factors[at] - 1 / factor) / (1 - 1 / factor)
         guesses.insert(0, round(float(wavelengths[at] * (LOW + blend * (HIGH - LOW)))))
-    elif factor > 1:  # anything between those that are kept and those that are slowed down gives the same factors
+    elif factor > 1:  # any boundary between the kept and the slowed frequencies gives the same factors
         least = HIGH * float(short.max()) if len(short) else LOW * float(long.min()) / 2
         guesses.append(round(math.sqrt(least * LOW * float(long.min()))))
     for original in guesses:

@@ -187,7 +187,7 @@ def write_small_files(
 
 
 def _generation(metadata: Metadata) -> dict[str, Any]:
-    """Return what generation_config.json would say: ends of texts, tokens that never come, settings of sampling."""
+    """Return the equivalent of generation_config.json: ends of texts, suppressed tokens, sampling settings."""
     ends = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS} - {None}
     tokens, types = metadata.get("tokenizer.ggml.tokens") or [], metadata.get("tokenizer.ggml.token_type") or []
     ends |= {at for at, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3 and token in ENDING}

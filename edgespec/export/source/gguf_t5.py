@@ -25,7 +25,7 @@ LAST = {"ffn_norm": "layer_norm", "ffn_gate": "DenseReluDense.wi_0", "ffn_down":
 
 
 def t5_name(name: str, config: Mapping[str, Any]) -> str | None:
-    """Return the Hugging Face name of a tensor; None = there is none of that name."""
+    """Return the Hugging Face name of a tensor; None = an unknown name."""
     if (match := re.fullmatch(r"(.+)\.weight", name)) and match[1] in OUTER:
         return f"{OUTER[match[1]]}.weight"
     if (match := re.fullmatch(r"(enc|dec)\.blk\.(\d+)\.(\w+)\.weight", name)) is None:

@@ -309,7 +309,7 @@ def left_out(folder: Path, config: Mapping[str, Any], codec: TextCodec, sequence
         own = ("max_length", "num_beams", "length_penalty", "early_stopping", "forced_bos_token_id")
         generation = {key: value for key, value in generation.items() if key not in own}
     tokenizer = read_if_sound(folder / TOKENIZER)
-    if type(codec.tokenizer.model).__name__ == "BPE":  # transformers cleans up nothing there, either
+    if type(codec.tokenizer.model).__name__ == "BPE":  # transformers does not clean these up either
         tokenizer.pop("clean_up_tokenization_spaces", None)
     settings = quantization(folder, config, {}) or {}
     prefix = tokenizer.get("add_prefix_space")

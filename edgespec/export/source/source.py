@@ -210,7 +210,7 @@ class ConfigOnly(Checkpoint):
 
 
 def renamed(base: Checkpoint, names: dict[str, str]) -> Checkpoint:
-    """Take some tensors of a checkpoint, ``names`` there by the new ones."""
+    """Select tensors of a checkpoint; ``names``: new names to old ones."""
     tensors = {new: base.tensors[old] for new, old in names.items()}
     return Checkpoint(base.path, base.config, tensors, base.notes, base.temporary)
 

@@ -56,7 +56,7 @@ class Blocked(Protocol):
     """A tensor whose file has blocks that can be taken as they are."""
 
     def blocks(self) -> FileRows | None:
-        """Return its rows; None = what is read differs from what is stored."""
+        """Return its rows as stored; None = reading changes the values."""
         ...
 
 
@@ -81,7 +81,7 @@ class Opened:
     path: Path
     config: dict[str, Any] = field(repr=False)  # the parsed config.json
     tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)  # what is stored, by Hugging Face name
-    notes: list[str] = field(default_factory=list, repr=False)  # what the user should know about how it is read
+    notes: list[str] = field(default_factory=list, repr=False)  # messages for the user about how it is read
     temporary: Temporary | None = field(default=None, repr=False)  # where ``path`` is, if it is a temporary folder
     tokenizer_bytes: int = 0  # estimated size of a tokenizer.json that was not written; 0 = it was, or unknown
 
