@@ -30,7 +30,7 @@ class DraftRequest:
     tokens: list[int]  # the prompt, or all text so far if the drafter joins in the middle; read only
     params: SamplingParams = field(default_factory=SamplingParams)  # how the request samples
     noise: Noise = field(default_factory=Noise)  # its randomness, for drafters that draw their guesses
-    source: Sequence[int] = ()  # what an encoder-decoder was given to read: another text with the same tokens
+    source: Sequence[int] = ()  # input of an encoder-decoder's encoder, which distinguishes texts with the same tokens
 
 
 class Drafter:

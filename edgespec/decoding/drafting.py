@@ -103,7 +103,7 @@ class Drafting:
         return left
 
     def propose(self, tokens: list[int]) -> Proposal:
-        """Return the first proposal that offers something, nothing below an EOS; the empty one if there is none."""
+        """Return the first proposal that is not empty, cut after EOS; otherwise the empty one."""
         proposal, winner, before = EMPTY, None, self._start
         self.ahead = None
         took = self._took = [] if self._learns else _UNTIMED
@@ -249,7 +249,7 @@ class Drafting:
         self.hidden, self.aux_hidden = ("hidden" in wants, "aux_hidden" in wants)
 
     def _fail(self, drafter: Drafter | None, where: str, error: Exception) -> None:
-        """Leave out what has failed; None = the policy, or what it loads."""
+        """Drop a failed drafter; None = the policy, or a drafter that it loads."""
         policy = self._policy
         if policy is None:
             return

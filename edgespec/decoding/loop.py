@@ -236,7 +236,7 @@ def _read(target: Target, drafting: Drafting, tokens: list[int], known: int, sta
 
 
 def _read_ahead(drafting: Drafting, tokens: list[int], left: int, stats: Stats, pieces: bool) -> Reading:
-    """Let the drafter read what its next proposal needs, ``left`` tokens; stop if it made no progress."""
+    """Let the drafter read the ``left`` tokens that its next proposal needs; stop if it makes no progress."""
     start, before = perf_counter(), left + 1
     while 0 < left < before:
         most = (yield PrefillRequest(left, draft=True)).rows if pieces else left
@@ -288,7 +288,7 @@ def _round(proposal: Proposal, verdict: Verdict, eos: frozenset[int], left: int,
 
 
 def _time(drafting: Drafting, output: Output, rows: int, made: Round) -> RoundTime:
-    """Say what a round over ``rows`` of this request took and gave."""
+    """Return the times and tokens of a round over ``rows`` rows of this request."""
     return RoundTime(
         drafting.draft_ms,
         output.ms,

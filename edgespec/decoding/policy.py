@@ -20,7 +20,7 @@ class Ask:
 
     drafter: Drafter
     most: int  # deepest guess
-    # what ``Drafter.propose_until`` is given; None = ``propose`` is called
+    # argument of ``Drafter.propose_until``; None = ``propose`` is called
     least_gain: Callable[[int], float] | None = None
     reviewed: bool = False  # whether ``Policy.review`` cuts the proposal
     looks: bool = False  # it is asked in any case, and its guesses are not verified: the policy learns from them
@@ -33,7 +33,7 @@ class Outcome:
     proposal: Proposal  # as it was verified
     verdict: Verdict
     time: RoundTime
-    winner: Ask | None = None  # whose proposal it was; None = there was none
+    winner: Ask | None = None  # author of the proposal; None = none was made
     took: list[tuple[Ask, float]] = field(default_factory=list)  # who was asked, in order, and for how many ms
 
     def ms(self, drafter: Drafter) -> float:
@@ -92,7 +92,7 @@ class Policy:
         return proposal
 
     def expected(self, winner: Ask, proposal: Proposal) -> Expected | None:
-        """Predict what the round over ``proposal`` gives; None = nothing is expected."""
+        """Predict the result of the round over ``proposal``; None = no prediction."""
         return None
 
     def told(self, outcome: Outcome) -> None:
@@ -130,7 +130,7 @@ class Policy:
 
     @property
     def reason(self) -> str:
-        """Say what was decided, in one line."""
+        """Describe the decisions in one line."""
         return self._own[0].reason if len(self._own) == 1 else self._wins()
 
     @property

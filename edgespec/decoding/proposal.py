@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 _OFF = 1e-3  # how far the probabilities of a guess may sum from 1
 
 
-@dataclass(slots=True)  # made in every round: a frozen one takes three times as long
+@dataclass(slots=True)  # created in every round: a frozen one takes three times as long
 class Proposal:
     """Guessed tokens hanging off the pending token, in topological order (parents before children).
 
@@ -70,7 +70,7 @@ class Proposal:
 
     @property
     def deepest(self) -> int:
-        """Depth of the deepest guess; 0 = there is none."""
+        """Depth of the deepest draft token; 0 = none."""
         return len(self) if self.parents is None else max(map(self.depth, range(len(self))), default=0)
 
     def check(self, vocab: int) -> None:

@@ -121,7 +121,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
-ELSEWHERE = {  # what other libraries have a setting for
+ELSEWHERE = {  # settings of other libraries
     "json_schema": "grammar=Grammar.json_schema(...)",
     "regex": "grammar=Grammar.regex(...)",
     "lark": "grammar=Grammar.lark(...)",

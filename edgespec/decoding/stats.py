@@ -20,7 +20,7 @@ PLAIN = "plain"
 
 
 class RoundTime(NamedTuple):
-    """One round: what it took, and what it gave."""
+    """Times and results of one round."""
 
     draft_ms: float  # time of proposing
     verify_ms: float  # time of the target's pass
@@ -38,7 +38,7 @@ class Expected(NamedTuple):
 
     tokens: float
     steps: float  # time in plain steps
-    plain_ms: float | None  # a plain step's time as control knows it; None = not measured
+    plain_ms: float | None  # control's estimate of a plain step's time; None = not measured
     draft_work: float  # work of the round's draft steps in rows of the target
 
 
@@ -170,7 +170,7 @@ class Stats:
         elif time.verify_ms and time.work:
             # without control nothing has measured a draft step: drafting is weighed by its time against that of a row
             self.work += time.draft_ms / (time.verify_ms / time.work)
-        # the clock of a pass that other requests share says nothing of this one
+        # the time of a pass that other requests share is not this request's
         plain_ms = self.step_ms or (expected and expected.plain_ms)
         if not time.shared and expected is not None and plain_ms:
             self._predicted = self._predicted[0] + expected.tokens, self._predicted[1] + expected.steps

@@ -167,7 +167,7 @@ class DraftCache:
         return True
 
     def _unnormed(self, output: Output) -> Rows:
-        """Take back what the last norm divided by, where a drafter has none (``DecoderPart``): logits [n, columns]."""
+        """Undo the division by the last norm, if a drafter has none (``DecoderPart``): logits [n, columns]."""
         if not self.decoder.fusing.unnormed:
             return output.logits
         assert output.hidden is not None
@@ -403,7 +403,7 @@ class ParallelCache(DraftCache):
         self._step(self._inputs([0] * TRIED, np.repeat(self._masked, TRIED, 0)), False, True)
 
     def try_first(self) -> bool:
-        return False  # rows that were accepted take part in the same pass
+        return False  # accepted rows are in the same pass
 
 
 class BorrowedCache(DraftCache):

@@ -129,7 +129,7 @@ class Blockwise(Medusa):
 
 
 def build_medusa(parts: Parts, part: MethodPart, options: DraftOptions) -> Medusa:
-    """Take the tree that is predicted to be fastest here, or the best one of ``options.nodes`` guesses."""
+    """Choose the tree with the highest predicted speed here, or the best one of ``options.nodes`` nodes."""
     group = part.heads[0]
     if options.nodes is not None:
         paths = [path for path, _ in grow(part.ranks, options.nodes)]

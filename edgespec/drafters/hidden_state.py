@@ -75,7 +75,7 @@ class HiddenStateDrafter(DrawingDrafter):
         self._tokens, self._sound = list(tokens), True
         if self.slot.on_begin is not None:
             self.slot.on_begin(self, self.cache.names(tokens))
-            if len(self.cache) < self._at:  # what was to be put there is not what it should be
+            if len(self.cache) < self._at:  # the restored rows are incomplete
                 self._at, self._states = self.cache.kept(tokens), self.cache.no_states
         return self.known
 
@@ -86,7 +86,7 @@ class HiddenStateDrafter(DrawingDrafter):
 
     def absorb(self, first: int, aux_hidden: NDArray[np.float32]) -> None:
         """Append rows of the prompt, except the last one if that one predicts the first draft token."""
-        if first > self.known:  # a target with states may read again what is known here
+        if first > self.known:  # a target with states may read known tokens again
             raise EdgespecError(f"auxiliary hidden states of token {first}: expected those of token {self.known}")
         self._states = np.concatenate((self._states, aux_hidden[self.known - first :]))
         self._settle()

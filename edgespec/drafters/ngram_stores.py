@@ -317,7 +317,7 @@ def _write(output: Path, entries: NDArray[np.void], facts: StoreFacts, overwrite
     for part in parts:
         digest.update(part.data)
     try:
-        with staged(output, private=True) as path:  # it keeps what the texts say
+        with staged(output, private=True) as path:  # it contains parts of the texts
             with path.open("wb") as file:
                 file.write(facts.header(digest.digest()))
                 for part in parts:

@@ -1,4 +1,4 @@
-"""A caller's own proposer: any object that can say what might come next."""
+"""A caller's own proposer: any object that can propose the next tokens."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ HeadKind = Literal["medusa", "blockwise", "exit"]
 AR, NGRAM, SPECULATIVE, SELF_SPEC = "ar", "ngram", "speculative", "self-spec"
 EAGLE, EAGLE1, PEAGLE, MTP, DFLASH, DSPARK = "eagle", "eagle1", "peagle", "mtp", "dflash", "dspark"
 ASSISTANT = "assistant"
-CHAIN = "chain"  # several methods asked in turn: in every bundle
+CHAIN = "chain"  # several methods in order: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 
 
@@ -52,7 +52,7 @@ class Parts:
     target: Slot  # the session's target
     draft: Callable[[str], Slot]  # opens the session's ``draft`` model or ``drafter``, at the first call
     costs: Callable[[], CostModel]  # a cost model of this machine, for the measured verify curve
-    store: NGramStore | None = None  # n-grams of texts read earlier; None = none were given
+    store: NGramStore | None = None  # n-grams of earlier texts; None = none were given
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Method:
     apart: bool = False  # its drafter is a separate checkpoint, given by ``--drafter``
     # it chooses while it writes what to leave out, so nothing can be compiled beforehand for a device
     searches: bool = False
-    prior: Prior | None = None  # what to expect of it where nothing was measured; None = no gain
+    prior: Prior | None = None  # assumed performance if nothing was measured; None = no gain
 
     def build(self, parts: Parts, part: MethodPart, options: DraftOptions) -> Drafter:
         """Build its drafter for a session, by the method's entry in the manifest and the request's options."""

@@ -94,7 +94,7 @@ class Batches:
                     except BudgetError:
                         if not running.requests:
                             raise
-                        break  # when one of them has ended there is room
+                        break  # it fits once another one has ended
                     numbers[request] = waiting.pop()
                 for request, answer in running.round(wait=True):
                     if isinstance(answer, Exception):
@@ -127,7 +127,7 @@ class Batches:
 
 
 def _width(engine: LoadedBundle, prompts: Sequence[Input], settings: Settings) -> int:
-    """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
+    """Return the number of sequences that are decoded together: the requested one, or as many as fit the memory."""
     longest = max(map(len, prompts)) + engine.most_new(settings)
     method, tokens = heaviest(engine.choose_for(settings)), min(engine.context, longest)
     return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
@@ -229,7 +229,7 @@ _NOTHING = Chunk("", None)  # of a request that was cancelled
 
 
 def _tried(step: Callable[[], T]) -> T | Exception:
-    """Return what a step gives, or its error: a request that fails must not take others along."""
+    """Return the result of a step, or its error, so that failures stay within one request."""
     try:
         return step()
     except Exception as error:

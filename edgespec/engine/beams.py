@@ -65,7 +65,7 @@ def search_beams(
 
 
 def with_rules(engine: LoadedBundle, options: BeamOptions) -> BeamOptions:
-    """Take what the request does not say from the model's generation_config.json."""
+    """Fill unset options from the model's generation_config.json."""
     text = engine.bundle.manifest.text
     if text is None:
         return options

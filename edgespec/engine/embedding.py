@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 def why_no_embeddings(norm: FinalNorm | None, operators: str) -> tuple[str, str] | None:
-    """Say why a bundle gives no embeddings, and what to do; None = it does."""
+    """Return why a bundle has no embeddings, and a hint; None = it has them."""
     if norm is None:
         return "this bundle was exported without what embeddings need", "export it again with this version"
     if operators != "native":

@@ -54,7 +54,7 @@ class Source(Input):
         return tuple(self)
 
     def beginning(self, begin: Iterable[int]) -> Source:
-        """Return the same source with other first tokens."""
+        """Return the same source with different first tokens."""
         return Source(self.content, begin, self.digest)
 
     def cache_key(self, owner: str | None) -> str:
@@ -71,7 +71,7 @@ class Encoding:
         self._rows: dict[str, tuple[bytes, Rows]] = {}  # the last output of each encoder, by digest of its source
 
     def shared(self) -> Encoding:
-        """Return the same encoders for another decoder, with its own memories."""
+        """Return the same encoders for another decoder, with separate cross-attention caches."""
         return Encoding(self._bundle, self._threads, self._encoders)
 
     def check(self, source: Source) -> None:

@@ -28,7 +28,7 @@ from edgespec.runtimes.files.speech import SpeechPart
 
 
 def why_deaf(manifest: Manifest) -> str | None:
-    """Say why a bundle transcribes nothing; None = it does."""
+    """Return why a bundle cannot transcribe; None = it can."""
     return None if manifest.hears else "this bundle's model reads text, not sound: expected a speech model"
 
 

@@ -191,7 +191,7 @@ class MediaReader(SpanReader):
         return self._folders[owner]
 
     def _read(self, digest: bytes, owner: str | None) -> Inserted | None:
-        """Read the stored rows of an image; None = none, or damaged."""
+        """Read the stored rows of an image; None = missing or damaged."""
         folder = self._folder(owner)
         if folder is None:
             return None

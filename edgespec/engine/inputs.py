@@ -99,7 +99,7 @@ class Inputs:
 
     @property
     def reader(self) -> SpanReader:
-        """The reader of images, recordings or captions; an ``InvalidRequest``: there is none."""
+        """The reader of images, recordings or captions; raises InvalidRequest if the model has none."""
         if self._manifest.target.tower is not None:
             raise InvalidRequest(
                 "only native operators on the CPU read images, sound and captions",

@@ -79,7 +79,7 @@ class LoadedBundle:
         self._drafts: dict[str, Model] = {}
         self.approximations = _approximations(manifest, model, run.operators)
         self.inputs: Inputs = share.inputs.shared() if share else self._open_inputs(model)
-        self._guidance: Guidance | None = None  # made when the first grammar comes
+        self._guidance: Guidance | None = None  # made for the first grammar
         self.sessions: SessionPool = SessionPool(self.new_session)
         self.guided_sessions: SessionPool | None = None  # see guiding.py
         self.reservations = ReservationTable(self.sessions, self.allowance, lambda: self.grammar_bytes)
@@ -317,7 +317,7 @@ def _attention(manifest: Manifest, operators: Operators, options: LoadOptions) -
 
 
 def _store(options: LoadOptions, codec: TextCodec) -> NGramStore | None:
-    """Open the texts that method ngram has read earlier; None = there are none."""
+    """Open the n-gram store; None = none was given."""
     if options.ngram_store is None:
         return None
     store = NGramStore(Path(options.ngram_store), check=options.check)

@@ -48,7 +48,7 @@ class Match:
     owner: str | None
     continued: Session | None  # whose text the prompt continues
     oldest: Session | None  # not used for longest
-    full: bool  # whether there may be no more sessions
+    full: bool  # whether the number of sessions has reached its limit
 
     def session(self, room: bool = True) -> Session | None:
         """Return the session to take; None = a new one.  ``room``: whether memory allows a new one."""
@@ -212,7 +212,7 @@ class SessionPool:
 
     @property
     def oldest(self) -> float:
-        """When the idle session that was not used for longest was given back; infinity where there is none."""
+        """Return when the least recently used idle session was given back; infinity without one."""
         with self._lock:
             return self._idle[0].used if self._idle else math.inf
 

@@ -97,7 +97,7 @@ class PromptCache:
         must have ``room`` for that many tokens.  Returns the text's part on the disk, or None if this slot is not
         cached.
         """
-        if draft and slot.stateful:  # it reads again what it goes back to anyway
+        if draft and slot.stateful:  # after a crop it reads these tokens again in any case
             return None
         folder = self._folder(slot.model, owner)
         if folder is None:
@@ -248,7 +248,7 @@ class SlotText:
     """The storage of a text."""
 
     slot: Slot  # its keys and values
-    states: States  # what else there is of it
+    states: States  # its states
 
 
 class KeptText:

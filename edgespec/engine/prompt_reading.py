@@ -41,7 +41,7 @@ class PromptReading:
         self.next: Step | None = None
 
     def read(self, asked: PrefillRequest, rounds: Driven, tokens: Sequence[int]) -> Step:
-        """Read a piece of ``tokens`` -> what comes next."""
+        """Read a piece of ``tokens`` -> the generator's next step."""
         pace, target, start = self._paces[asked.draft], self._session.target, time.perf_counter()
         taken = self._sessions.catch_up(self._session, tokens) if asked.anywhere else 0
         left = asked.left - taken

@@ -78,7 +78,7 @@ class PromptWriter:
             self._ended()
 
     def _next(self) -> Wanted | None:
-        """Take the next text; None = there is none, and the thread ends."""
+        """Take the next text; None = the queue is empty, and the thread ends."""
         with self._changed:
             if self._waiting:
                 return self._waiting.popleft()
@@ -86,7 +86,7 @@ class PromptWriter:
             return None
 
     def _ended(self) -> None:
-        """Say that this thread takes no more; another one may run already."""
+        """Mark this thread as ended; another one may already run."""
         with self._changed:
             if self._thread is threading.current_thread():
                 self._thread = None

@@ -44,7 +44,7 @@ from edgespec.runtimes.slots.slot import Slot
 
 
 def check_cancel(cancel: object) -> None:
-    """Refuse, by an ``InvalidRequest``, what cannot be asked whether it was set."""
+    """Raise InvalidRequest for an object that is not an event."""
     if not (cancel is None or (hasattr(cancel, "is_set") and hasattr(cancel, "set"))):
         raise InvalidRequest(f"cancel is {cancel!r}: expected a threading.Event")
 
@@ -57,7 +57,7 @@ class Decoding:
     unproven: list[str]  # why what the session holds cannot be vouched for
     reading: PromptReading
     policy: Policy
-    first: dict[str, Drafter]  # drafters that are asked before the method's, by their descriptions
+    first: dict[str, Drafter]  # drafters that are asked before the method's, by their names
     rounds: Driven
 
 
@@ -296,7 +296,7 @@ class Request:
         self._cleanup.close()
 
     def _end_decoding(self) -> None:
-        """Write what is to be kept; let what the session's slots attended over make room."""
+        """Save the prompt's state, and release the cross-attention caches of the session's slots."""
         decoding = self._decoding
         decoding.rounds.close()
         with self._engine.lock:
@@ -307,7 +307,7 @@ class Request:
                 kept.stop()
                 decoding.session.leave()
 
-    # -- what is known of it -------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------------------
 
     @property
     def tokens(self) -> list[int]:

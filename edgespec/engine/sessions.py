@@ -208,7 +208,7 @@ class Session:
         return list(self.slots().values())
 
     def forget(self) -> None:
-        """Hold no text any more: the next request must not be faster for what was asked before."""
+        """Forget the text, so that its content cannot speed up the next request."""
         for slot in self.all_slots():
             slot.follow([])
         self.foreign = ""

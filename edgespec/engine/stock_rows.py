@@ -17,7 +17,7 @@ from edgespec.runtimes.slots.cpu import DEPTHS, SIZES, StockRows, try_rows
 from edgespec.runtimes.slots.pairs import VARIABLE
 from edgespec.runtimes.slots.shared import Model
 
-SEALED = "rows"  # what the record of them is sealed for
+SEALED = "rows"  # purpose of the record's seal
 # variables that change what is found: ONNX Runtime's choice of attention's kernels, and how lone rows go
 _KERNELS = ("ORT_GQA_DISABLE_FLASH_ATTENTION", VARIABLE)
 

@@ -58,7 +58,7 @@ class Stream:
                 if isinstance(made, Chunk):
                     yield made
                 else:
-                    time.sleep(_HANDOVER)  # let waiting threads take the lock
+                    time.sleep(_HANDOVER)  # gives waiting threads time to take the lock
             if rest := request.end():
                 yield Chunk(rest, None)
         finally:

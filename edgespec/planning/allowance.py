@@ -62,7 +62,7 @@ class Allowance:
         self._checkpoint = checkpoint_bytes_of(manifest.target, use) if use.operators == "native" else 0
         self.asked = budget is not None and budget != OFF  # rather than found
         self.limit: int | None = None  # bytes; None = no limit
-        self.others: Callable[[], int] = lambda: 0  # bytes of other bundles in this process, which leave less of it
+        self.others: Callable[[], int] = lambda: 0  # bytes of other bundles in this process, which reduce the limit
         self._mapped = False  # whether mapped files count
         self._known = lru_cache(MOST_KNOWN)(self._predicted)
         self._asked_bytes: int | None = None
@@ -209,7 +209,7 @@ class Allowance:
         return self._bytes(replace(use, batch=3))[0] - self._bytes(replace(use, batch=2))[0]
 
     def extra(self, methods: Sequence[str], tokens: int) -> int:
-        """Bytes that methods take beyond plain decoding's, all of them together."""
+        """Return the additional bytes of methods over plain decoding, all of them together."""
         if self.limit is None:
             return 0
         plain = self._bytes(self._least(tokens))[0]

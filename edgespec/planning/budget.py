@@ -78,7 +78,7 @@ class Available:
     """Memory limits of this process."""
 
     total: int  # the smallest of the limits, bytes: more than this no process here can ever have
-    available: int  # bytes that this process may take beyond what it has now
+    available: int  # bytes that this process may allocate in addition
     limit_name: str  # the limit that decides ``available``: "the machine", "the cgroup", "RLIMIT_AS", "RLIMIT_DATA"
     resident: int = 0  # bytes that this process has now; 0 = not known
 

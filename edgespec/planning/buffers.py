@@ -101,7 +101,7 @@ def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = Fa
     elif facts.convolutions:
         floats += 4 * facts.hidden
     floats += facts.hidden + 2 * facts.layer_embedding if facts.layer_embedding else 0
-    if mixed := facts.experts:  # rows among those sent to experts: what goes in, between, and out
+    if mixed := facts.experts:  # rows among those sent to experts: inputs, intermediate values and outputs
         floats += mixed.chosen * (facts.hidden + mixed.inner) + mixed.count
         floats += mixed.chosen * (_act_bytes(part, facts.hidden) + _act_bytes(part, mixed.inner)) // 4
     acts = sum(_act_bytes(part, width) for width in (facts.hidden, attended, facts.intermediate))

@@ -42,7 +42,7 @@ MARGIN, LEAST_MARGIN = 0.01, 2 << 20  # of the private bytes that were added up
 class MemoryPart:
     """One part of the memory."""
 
-    name: str  # what it is, a stable key such as ``weights`` or ``kv``
+    name: str  # a stable key such as ``weights`` or ``kv``
     private: int = 0  # bytes that only this process has, which count against every limit
     file: int = 0  # bytes of mapped files, which the system may drop and read again
     loading: int = 0  # bytes only while loading

@@ -21,7 +21,7 @@ from edgespec.runtimes.options import LoadOptions, RunOptions, WeightPrecision
 from edgespec.runtimes.ort.session import default_threads
 
 Goal = Literal["chat", "batch", "memory", "quality", "auto"]
-CONTEXT = 4096  # tokens that are planned for where none are asked for
+CONTEXT = 4096  # tokens of a plan without a requested context
 LEAST_CONTEXT = 512
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one; so with memory
 PRECISION = [str(name) for name in sorted(SPECS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
@@ -39,7 +39,7 @@ class Option:
     export: tuple[str, ...] | None = None  # options of ``edgespec export`` that make it; None = it exists
     # by method: a description of parts that must be made or given first
     needs: dict[str, str] = field(default_factory=dict)
-    profile: Profile | None = None  # what was measured with this very bundle; None = the request's
+    profile: Profile | None = None  # measurements with this very bundle; None = the request's
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class PlannedRun:
 
     @property
     def waits(self) -> bool:
-        """Whether something has to be made or given first."""
+        """Whether a part must be made or given first."""
         return self.use.method in self.option.needs
 
     def as_dict(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def ways(option: Option, request: PlanRequest, context: int) -> Iterable[RunOpti
 
 
 def _coarser(manifest: Manifest) -> bool:
-    """Whether int8 keys and values would take less than what the bundle was made for."""
+    """Whether int8 keys and values would need less memory than the bundle's default."""
     part = manifest.target.attention
     return manifest.target.origin == "edgespec" and (part is None or part.default in ("f32", "f16"))
 
@@ -200,9 +200,9 @@ class Plan:
 
     request: PlanRequest  # what was asked for
     candidates: tuple[PlannedRun, ...]  # all that were considered, those that fit first, the best first
-    pick: PlannedRun | None  # the best that fits; None = nothing does
+    pick: PlannedRun | None  # the best that fits; None = none fits
     reason: str  # explanation of the pick
-    hints: tuple[str, ...] = ()  # what would make it fit, or what else could be had
+    hints: tuple[str, ...] = ()  # changes that would make it fit, or other possible gains
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -259,7 +259,7 @@ _SOURCES = {"calibrated": "as calibrated", "exported": "as its export measured",
 
 
 def _order(one: PlannedRun, goal: Goal) -> tuple[float, ...]:
-    """Sorts the best first: what fits, what keeps the bundle's own text, what can be run at once, then the goal."""
+    """Sort the best first: those that fit, keep the bundle's own text, and can run at once; then by the goal."""
     first = (not one.fits, one.approximates)
     if goal == "memory":
         return (*first, one.waits, one.memory.peak, -one.rate)
@@ -339,7 +339,7 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
 
 
 def _nothing_fits(ranked: Sequence[PlannedRun], request: PlanRequest) -> tuple[str, tuple[str, ...]]:
-    """Say what is closest, and what would make it fit."""
+    """Describe the closest candidate, and the changes that would make it fit."""
     closest = min(ranked, key=lambda one: one.memory.peak)
     own = min((one for one in ranked if not one.approximates), key=lambda one: one.memory.peak)
     reason = (

@@ -31,14 +31,14 @@ from edgespec.runtimes.ort.session import default_threads, processors
 from edgespec.version import __version__
 
 BUSY = 1.5  # from this spread of equal passes on, something else ran on the machine
-OTHERS = 0.2  # share of the processors: from here on, what others take shows in the times
+OTHERS = 0.2  # share of the processors above which other programs distort the times
 STAT = Path("/proc/stat")
 UNITS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # ticks a second in ``STAT``
 IDLE, WAITING = 3, 4  # for a disk, in ``STAT``
 
 
 class Watch:
-    """Counts what other processes, and other virtual machines, take of this process's processors from now on."""
+    """Measures the share of this process's processors that other processes and virtual machines use from now on."""
 
     def __init__(self) -> None:
         self._begun, self._busy, self._own = perf_counter(), _busy(), sum(os.times()[:4])  # including ended children

@@ -68,7 +68,7 @@ class DeviceClass(_Part):
 
 
 class Models(_Part):
-    """The models a recipe was made for; others are not refused."""
+    """The models that a recipe was made for; others are allowed."""
 
     architectures: list[str] = Field(min_length=1)  # as in config.json
     parameters: tuple[int, int]  # the fewest and the most

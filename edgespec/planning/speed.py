@@ -35,7 +35,7 @@ _BLOCK = 1 << 26  # bytes that a thread reads without the native library, more t
 class Speed:
     """A prediction; a plan's JSON has these keys."""
 
-    speedup: float | None  # over plain decoding of the same bundle; None = not measured
+    speedup: float | None  # relative to plain decoding of the same bundle; None = not measured
     tokens_per_second: float | None  # of one sequence after the prefill; None = the device's bandwidth is not known
     plain_tokens_per_second: float | None  # the same of plain decoding
     prefill_tokens_per_second: float | None  # None = not measured

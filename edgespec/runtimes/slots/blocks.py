@@ -109,7 +109,7 @@ class BlockPool:
         have = len(self.counts)
         most = self._width * self.entries
         array, blocks = None, most
-        if sys.platform != "win32":  # where memory counts as soon as it is asked for
+        if sys.platform != "win32":  # there, memory counts as soon as it is reserved
             with suppress(MemoryError):
                 array = own_pages((self._size(most),), np.uint8, sparse=True)
         if array is None:

@@ -51,7 +51,7 @@ class ConcatPorts:
     cache: tuple[tuple[str, str], ...]  # (past, present) of every key and value, by layer
     kv_heads: int  # of each
     head_dim: int  # of each
-    vocab: int | None  # columns of the logits; None = the graph does not say
+    vocab: int | None  # columns of the logits; None = not in the graph
 
     @property
     def layers(self) -> int:
@@ -139,7 +139,7 @@ class ConcatSlot(Slot):
         self._now = 0  # which half holds the slot's keys and values
         self._held: dict[str, Bound] = {}  # float32 [1, kv_heads, held rows, head_dim], by the name of the past
         self._held_rows = 0  # the slot's tokens come first; rows after them are cropped before the next pass
-        self._made: dict[str, Bound] = {}  # what the last pass wrote into the other half
+        self._made: dict[str, Bound] = {}  # output of the last pass in the other half
         self._ones = np.zeros(0, np.int64)  # [capacity]
         self._positions = np.zeros(0, np.int64)  # [capacity]
         self.reserve(reserve)
@@ -150,7 +150,7 @@ class ConcatSlot(Slot):
         tokens, parents = self._given(wanted), wanted.parents
         n = len(tokens)
         chain = np.arange(-1, n - 1)
-        begins = chain < 0 if parents is None else parents < 0  # rows that nothing of the pass comes before
+        begins = chain < 0 if parents is None else parents < 0  # rows without earlier rows in the pass
         chains = parents is None or np.array_equal(parents[~begins], chain[~begins])
         if chains and (wanted.visible is not None or begins.sum() == 1):
             wanted = wanted._replace(parents=None)  # said as a tree

@@ -1,7 +1,7 @@
-"""From a source to what a decoder attends over: the encoder's rows, and a decoder's memory made of them.
+"""Run an encoder over a source, and fill a decoder's cross-attention cache with its output.
 
-An encoder's pass takes all rows of a source at once, as they see each other.  The layers follow one another, and none
-reads what another has made of keys and values, so they all use the same room.
+An encoder's pass runs all rows of a source at once, as they see each other.  The layers run in order, and none reads
+another layer's keys and values, so they all share the same memory.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class InsertedRows:
         return found, row
 
     def known(self, digest: bytes) -> Inserted | None:
-        """Find what has a digest; None = it is not there."""
+        """Find the span with a digest; None = not kept."""
         with self._lock:
             return next((item for item in self._kept.values() if item.digest == digest), None)
 

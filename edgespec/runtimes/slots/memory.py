@@ -22,7 +22,7 @@ from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pa
 class Memory:
     """Keys and values of one source, for all layers of one model."""
 
-    digest: bytes  # of the source and of what made rows of it: equal digests mean equal memories
+    digest: bytes  # of the source and its encoder: equal digests mean equal caches
     rows: int  # of the encoder's output that it was computed from
     number: int  # among those of ``of``
     of: MemoryPool  # the pool that holds it
@@ -64,7 +64,7 @@ class MemoryPool:
         self._each = self._format.nbytes(model.facts, source.most)
         self._kept: dict[bytes, Memory] = {}  # the most recently used one is last
         self.bound = Bound(own_pages((1, self._each), np.uint8))
-        if sys.platform != "win32":  # where memory counts as soon as it is asked for
+        if sys.platform != "win32":  # there, memory counts as soon as it is reserved
             with suppress(MemoryError):
                 self.bound = Bound(own_pages((most, self._each), np.uint8, sparse=True))
 

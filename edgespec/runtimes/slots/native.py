@@ -206,16 +206,16 @@ class NativeSlot(NativeRunner):
     def _place_in(self, other: Target, visible: Ids | None) -> None:
         """Plan one row after the visible tokens of another slot; its own keys and values are not kept."""
         assert visible is not None
-        plan = self._plan(np.zeros(1, np.int64), 0)  # the cache is the other's: none of this one's own need grow
+        plan = self._plan(np.zeros(1, np.int64), 0)  # the cache is the other slot's: this one's need not grow
         self._borrow(other)
-        # its own place is one that it sees anyway: nothing is written there
+        # its place is a token that it sees anyway: nothing is written there
         plan[POSITION], plan[VISIBLE], plan[PLACE], plan[SLOT] = visible, visible, visible - 1, self.number
 
     def _choose(self, wanted: Pass) -> None:
         """Choose the parts of the model that a pass runs."""
         begin = self._at.embed if wanted.inputs is None or wanted.fused else self._at.load
         if wanted.read and wanted.fused:
-            # of a block nothing but keys and values; else nothing reads what the last MLP gives
+            # for a block only keys and values; otherwise the output of the last MLP is not read
             block = bool(self.model.part.decoder and self.model.part.decoder.block)
             self._select(begin, -2, (0, 0) if block else None, last_mlp=False)
         else:
@@ -245,7 +245,7 @@ class NativeSlot(NativeRunner):
         else:
             assert output.best is not None
             ids, values = output.best
-            if self.head_tokens is not None:  # -1 where more are asked for than there are
+            if self.head_tokens is not None:  # -1 where more were requested than exist
                 ids = np.where(ids < 0, -1, self.head_tokens[ids])
             output.best = ids.reshape(count, scored, top), values.reshape(count, scored, top)
         return output
@@ -332,7 +332,7 @@ class NativeSlot(NativeRunner):
         return left
 
     def _see_blocks(self, plan: Ids, chunk: Ids) -> None:  # [6, n], [n]
-        """Let rows of a part of an image see all of it."""
+        """Let all rows of a part of an image see each other."""
         for start, item, row, count in self.model.inserted.runs(chunk):
             for at in range(count):
                 plan[VISIBLE, start + at] = plan[PLACE, start] + item.end_of_block(row + at) - row

@@ -198,7 +198,7 @@ class NativeRunner(Slot):
         return self._cache.array[0]
 
     def _own(self, first: int, end: int) -> None:
-        """See to it that tokens ``first`` to ``end`` can be written, and no other slot reads what is written there."""
+        """Prepare tokens ``first`` to ``end`` for writing, so that no other slot reads the written blocks."""
 
     def part(self, start: int, stop: int) -> list[NDArray[Any]]:
         if self._moves:
@@ -277,7 +277,7 @@ class NativeRunner(Slot):
         return plan
 
     def _name(self, plan: Ids, tokens: Ids) -> None:  # [6, n], [n]
-        """Say what rows begin with: tokens, or rows of images."""
+        """Set the inputs of rows: tokens, or rows of images."""
         plan[TOKEN] = tokens
         if not len(tokens) or int(tokens.max()) < INSERTED:
             return

@@ -167,10 +167,10 @@ class Slot(Target, ABC):
         return np.zeros(0, np.uint8)
 
     def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
-        """Put back what ``state`` gave, between ``take_up`` of the same tokens and ``taken_up``.
+        """Restore the data of ``state``, between ``take_up`` of the same tokens and ``taken_up``.
 
         Returns:
-            whether it has the size of such a state.
+            whether its size is right.
         """
         return not len(state)
 

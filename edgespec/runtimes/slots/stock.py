@@ -152,7 +152,7 @@ class StockSlot(Slot):
         return count, columns
 
     def _reset_gates(self) -> None:
-        """Let passes run the whole model again."""
+        """Switch all gates on, so that passes run the whole model."""
         graph = self.model.graph
         if graph.gated:
             self._gate_attn[:], self._gate_mlp[:] = True, True
