@@ -18,7 +18,7 @@ BUDGET, VOCAB = 8, 10
 
 
 def _target() -> Any:
-    return SimpleNamespace(vocab_size=VOCAB, trees=True)
+    return SimpleNamespace(vocab_size=VOCAB, trees=True, can=frozenset())
 
 
 def guards() -> Iterator[dict[str, Any]]:

@@ -200,12 +200,21 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
             f"the prompt has {len(tokens)} tokens and the context {context}: no room for a new one",
             "shorten the prompt, or give more context where the bundle has it",
         )
-    if min(tokens) < 0 or (max(tokens) >= vocab and any(vocab <= token < INSERTED for token in tokens)):
+    check_tokens(tokens, vocab)
+    if max(sampling.logit_bias, default=0) >= vocab:
+        raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; the vocabulary has {vocab}")
+
+
+def check_tokens(tokens: Sequence[int], vocab: int) -> None:
+    """Refuse token ids that are neither of the vocabulary nor embedding spans.
+
+    Raises:
+        InvalidRequest: there is one.
+    """
+    if tokens and (min(tokens) < 0 or (max(tokens) >= vocab and any(vocab <= one < INSERTED for one in tokens))):
         raise InvalidRequest(
             f"the prompt has a token id outside the vocabulary (the vocabulary has {vocab})", "check the tokenizer"
         )
-    if max(sampling.logit_bias, default=0) >= vocab:
-        raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; the vocabulary has {vocab}")
 
 
 def _read(target: Target, drafting: Drafting, tokens: list[int], known: int, stats: Stats, pieces: bool) -> Reading:

@@ -15,6 +15,7 @@ from edgespec.decoding.loop import (
     PrefillRequest,
     Round,
     check_prompt,
+    check_tokens,
     decode,
     run_pass,
 )
@@ -117,6 +118,7 @@ class Request:
         self._key, choice = prompt.cache_key(self._owner), engine.choose_for(settings)
         self._sampling = sampling_of(engine, settings, prompt)
         self._sessions = sessions or sessions_for(engine, settings)
+        check_tokens(prompt, engine.bundle.manifest.target.facts.vocab)
         self.text, self.stats.image_rows = AnswerText(engine.codec, prompt, settings), prompt.span_rows
         self.reservation: Reservation = reserve(engine, choice, prompt, settings, self._sessions, self._key)
         with ExitStack() as undo:

@@ -55,7 +55,9 @@ def test_a_pipe_gets_the_text_alone(command: Command, demo: Path, prompt: str) -
 
 def test_the_text_comes_piece_by_piece(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[str] = []
-    monkeypatch.setattr("click.echo", lambda text="", nl=True, err=False: None if err else pieces.append(text))
+    monkeypatch.setattr(
+        "click.echo", lambda text="", nl=True, err=False, color=None: None if err else pieces.append(text)
+    )
     command("run", demo, "--prompt", PROMPT, "--method", "ar", *SHORT)
     assert len(pieces) > 10
 

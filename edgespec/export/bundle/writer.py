@@ -111,8 +111,9 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
 def refuse_short_disk(target: Path, needed: int) -> None:
     """Check that the disk of ``target`` has room for ``needed`` bytes, before any is written."""
     there = next(folder for folder in (target, *target.resolve().parents) if folder.is_dir())
-    free = shutil.disk_usage(there).free
-    if needed > free:
+    disk = shutil.disk_usage(there)
+    free = disk.free
+    if disk.total and needed > free:  # without any room it is no disk, and writing says why it fails
         raise ExportError(
             f"{target}: its weights need {show_bytes(needed)} of disk, and {there} has {show_bytes(free)} free",
             "free some space, or choose another disk with -o",
