@@ -194,7 +194,7 @@ def skipped(reporter: pytest.TerminalReporter) -> Counter[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was skipped, and what of it should not have been (``tests/support/required.py``)."""
+    """Report skipped tests, and those that must not be skipped (``tests/support/required.py``)."""
     reasons = skipped(terminalreporter)
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"skipped {count}: {reason}")

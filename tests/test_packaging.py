@@ -157,7 +157,7 @@ def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_
 
 @pytest.mark.parametrize("tag", CROSS)
 def test_wheels_for_other_systems(builder: Path, sdist: Path, tmp_path: Path, tag: str) -> None:
-    """As docs/guides tell: built here, for a system that is not here."""
+    """The wheels are built here for other systems, as docs/guides describe it."""
     defines, library, begins = CROSS[tag]
     need(*COMPILERS[tag], f"to build for {tag}")
     arguments = " ".join(f"-D{name}={value}" for name, value in defines.items())
@@ -179,7 +179,7 @@ def test_wheels_for_other_systems(builder: Path, sdist: Path, tmp_path: Path, ta
 
 
 def test_without_a_compiler_the_package_is_pure_python(builder: Path, sdist: Path, tmp_path: Path) -> None:
-    # cmake looks beyond PATH too; a compiler that is named and not there is none
+    # cmake also searches outside PATH; a named compiler that does not exist is an error
     none = {"PATH": str(builder), "CXX": str(tmp_path / "no-compiler"), "CC": None}
     wheel = build(builder, sdist, tmp_path / "wheel", **none)
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -29,7 +29,7 @@ def test_a_day_without_a_network_call(tmp_path: Path) -> None:
     done = list(network.day(tmp_path / "demo", home))
     assert {one.name: network.wrong(one) for one in done if network.wrong(one)} == {}
     assert {one.name for one in done} >= {"export", "run", "verify", "bench", "serve", "import edgespec"}
-    assert done[-1].calls  # what is looked for can be seen: the server's own address
+    assert done[-1].calls  # the test can detect calls: it sees the server's own address
 
 
 @pytest.mark.skipif(not TELLS, reason="this ONNX Runtime has no telemetry outside of Windows")

@@ -96,7 +96,7 @@ def test_signatures_name_every_argument_and_docstrings_describe_it(name: str) ->
     assert [each.name for each in given if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)] == []
     doc = inspect.getdoc(one)
     assert doc
-    if not inspect.isclass(one):  # of a class it says what one is
+    if not inspect.isclass(one):  # a class's docstring describes its objects
         first, _, rest = doc.splitlines()[0].partition(" ")
         assert re.fullmatch(r"[A-Z][a-z]+", first), first
         assert not first.endswith("s"), first
@@ -149,7 +149,7 @@ def test_completion_shows_no_inner_names() -> None:
 
 
 def test_export_is_the_function_however_it_is_imported() -> None:
-    """And the package of its name is there all the same."""
+    """The package of the same name still exists."""
     code = (
         "import sys, io, contextlib, edgespec.export.api as front, edgespec.export.pipeline, edgespec;"
         "from edgespec.export.api import export; from edgespec import export as other;"

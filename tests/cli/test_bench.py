@@ -188,7 +188,7 @@ def test_what_is_said_of_what_was_measured(
 def test_ctrl_c_shows_what_was_measured(
     command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """Whenever it comes, what there is: of the first round where there is no other, and nothing before any run."""
+    """An interrupt prints the results so far: those of the first round if it is the only one, none before any run."""
     calls, generate = 0, Engine.generate
 
     def interrupted(*arguments: Any, **changes: Any) -> Result:

@@ -1,4 +1,4 @@
-"""``edgespec calibrate``: what it prints, the cache, and what it refuses."""
+"""``edgespec calibrate``: its output, its cache, and its errors."""
 
 from __future__ import annotations
 

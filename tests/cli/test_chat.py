@@ -1,4 +1,4 @@
-"""Commands of a chat, and Markdown that is shown as it comes."""
+"""Commands of a chat, and Markdown that is shown while it streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chat(chat_engine: Engine) -> Chat:
 
 @pytest.fixture
 def say(chat: Chat, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Type a line; gives what was shown of it."""
+    """Type a line -> the output."""
 
     def typed(text: str) -> str:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""All commands call a text exact, or say that near-ties may differ, in the same words, and none says both."""
+"""All commands use the same words for exact texts and for possible near-ties, and never both."""
 
 from __future__ import annotations
 

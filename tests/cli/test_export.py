@@ -59,7 +59,7 @@ def test_every_method_as_json(command: Command, elsewhere: Path) -> None:
     assert [path.name for path in (elsewhere / "new").iterdir()] == ["demo"]  # nothing is left of the search
     written = json.loads((elsewhere / "new/demo/edgespec.json").read_text("utf-8"))
     for one, other in zip(written["golden"], result.json["manifest"]["golden"], strict=True):
-        assert one.items() <= other.items()  # of what is as usual, nothing is written
+        assert one.items() <= other.items()  # usual values are not written
 
 
 def test_the_text_names_what_was_found(command: Command) -> None:

@@ -1,4 +1,4 @@
-"""Models that are run as they are: bundles made, found again, listed and removed."""
+"""Models that are run directly: their bundles are made, found again, listed and removed."""
 
 from __future__ import annotations
 

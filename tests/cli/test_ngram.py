@@ -202,7 +202,7 @@ def test_clear_removes_stores_and_nothing_else(command: Command, store: Path, te
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and permissions of POSIX")
 def test_links_and_permissions(command: Command, store: Path, tmp_path: Path) -> None:
-    assert store.stat().st_mode & 0o077 == 0  # it keeps what the texts say
+    assert store.stat().st_mode & 0o077 == 0  # it contains parts of the texts
     link = tmp_path / "link.store"
     os.symlink(store, link)  # noqa: PTH211
     command("ngram", "clear", link).refused(1, "is a link")

@@ -1,4 +1,4 @@
-"""``edgespec plan``: what it prints, what it rests on, and what it refuses; it never loads a model."""
+"""``edgespec plan``: its output, its sources, and its errors; it never loads a model."""
 
 from __future__ import annotations
 

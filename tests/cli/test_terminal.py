@@ -109,7 +109,7 @@ def test_what_is_typed_meanwhile_is_unseen_and_one_message(tmp_path: Path, keys:
         terminal.type("first\r")
         terminal.wait_for("busy")
         terminal.type(keys)
-        assert terminal.wait_for("answered").strip() == ""  # nothing of it is in the answer
+        assert terminal.wait_for("answered").strip() == ""  # the answer does not contain it
         terminal.wait_for("busy")
         terminal.wait_for("answered")
         terminal.wait_for(">")
@@ -202,7 +202,7 @@ def test_ctrl_c_at_the_prompt_ends_a_chat_at_the_second_press(chatty: Path, tmp_
         terminal.wait_for("you>")
         terminal.type("z")
         terminal.wait_for("z")
-        terminal.interrupt("Ctrl-C again")  # this is a first press again: something was asked in between
+        terminal.interrupt("Ctrl-C again")  # a question came in between, so this counts as a first press
         terminal.wait_for("you>")
         terminal.type("z")
         terminal.wait_for("z")

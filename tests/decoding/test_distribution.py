@@ -119,7 +119,7 @@ def test_block_verification_keeps_the_distribution_under_all_rules() -> None:
 
 
 def test_the_same_test_sees_a_block_that_reads_the_numbers_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block is judged beyond what it commits; numbers seen there say something about what was refused."""
+    """A block is verified beyond the committed tokens, so its random numbers are correlated with the rejected ones."""
     right = Noise.uniform
 
     def uniform(self: Noise, position: int, stream: int) -> float:

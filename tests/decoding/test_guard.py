@@ -35,7 +35,7 @@ def tree_probs(value: float) -> Proposal:
     return Proposal(TREE, PARENTS, probs)
 
 
-# (what is wrong, what the reason says) of a proposal
+# (kind of error, part of the reason) -> an invalid proposal
 NONSENSE: dict[tuple[str, str], Callable[[], Any]] = {
     ("an error", "RuntimeError: broken drafter"): raising,
     ("tree of NaN", "must be finite"): lambda: tree_probs(np.nan),

@@ -20,7 +20,7 @@ from tests.support.reference import FunctionTarget
 from tests.support.toy import Scripted, chain, emitted, hash_logits, hash_target, plain, random_tree
 
 VOCAB = 11
-Truth = Callable[[list[int], int], list[int]]  # (tokens, count) -> what the target says next
+Truth = Callable[[list[int], int], list[int]]  # (tokens, count) -> the target's next tokens
 
 
 def truth_of(seed: int) -> Truth:

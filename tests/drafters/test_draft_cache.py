@@ -165,7 +165,7 @@ def test_rows_that_need_not_be_read_again(branch: tuple[int, ...] | None) -> Non
 
 
 def test_steps_that_are_timed_are_those_of_rounds() -> None:
-    """As many rows, of as much; and nothing of them is kept."""
+    """They have as many rows, over as long a text, and none is kept."""
     target, slot, drafter = made()
     rounds(target, drafter, PROMPT, 60)
     seen, held = set(slot.passes), len(slot.tokens)
@@ -220,7 +220,7 @@ def test_one_state_beside_all_rows() -> None:
 
 
 def test_embeddings_that_are_kept_take_no_more_than_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for five: where more might come, none is kept, and what is needed again is asked for again."""
+    """With room for five, no more are kept, and a dropped one is computed again when needed."""
     monkeypatch.setattr("edgespec.drafters.draft_cache.EMBEDDING_BYTES", 5 * HIDDEN * 4)
     target = TappedToy()
     given, state = InputRows(target, HIDDEN, HIDDEN), np.zeros((1, 0), np.float32)
@@ -292,7 +292,7 @@ def test_after_every_round_entries_are_what_was_tapped() -> None:
 
 
 def test_steps_that_are_timed_are_those_of_rounds_of_blocks() -> None:
-    """A block as it was trained, after rows of what was accepted; nothing is kept of them."""
+    """A block has its trained size, and follows rows of accepted tokens; none is kept."""
     target, slot, drafter = made_blocks()
     rounds(target, drafter, PROMPT, 60, gamma=9)
     held = len(slot.tokens)

@@ -30,7 +30,7 @@ def model(seed: int) -> Function:
 
 
 def mixed(good: Function, bad: Function, every: int) -> Function:
-    """Mostly what ``good`` says; something else at every so manieth length."""
+    """Return mostly the tokens of ``good``, and others at every ``every``-th length."""
 
     def logits(prefix: tuple[int, ...]) -> NDArray[np.float32]:
         row = (bad if len(prefix) % every == 0 else good)(prefix)

@@ -234,7 +234,7 @@ def example() -> Any:
     text = DOCS.read_text("utf-8")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "def propose" in block]
     names: dict[str, Any] = {}
-    exec(code.split("engine =")[0], names)  # what comes after it loads a bundle
+    exec(code.split("engine =")[0], names)  # the code after it loads a bundle
     (made,) = [value for value in names.values() if isinstance(value, type)]
     return made
 

@@ -161,7 +161,7 @@ def test_guesses_of_heads_are_the_authors(native: None, opened: Callable[[str], 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_guesses_are_the_authors(native: None, opened: Callable[[str], Made], name: str) -> None:
-    """Every tensor counts: those that nothing reads are copies of the target's, and t2d, which d2t says again."""
+    """Every tensor counts: the unused ones are copies of the target's, and t2d, which is redundant with d2t."""
     made = opened(name)
     expected = made.published.found["guesses"].tolist()
     assert made.guesses() == expected
@@ -243,14 +243,14 @@ def test_another_value_of_each_switch_is_noticed(
 
 
 def noticed(right: Made | MadeHeads, folder: Path, **wrong: Any) -> bool:
-    """Whether a mistake gives other guesses, another confidence or other layers to look at, or is refused."""
+    """Whether a mistake changes draft tokens, confidence or taps, or raises an error."""
     with suppress(ExportError):
         return make(folder, right.published.name, **wrong).seen() != right.seen()
     return True
 
 
 def mistake(file: Path, key: str) -> None:
-    """Put another tensor of the same shape in the place of one; where there is none, its own numbers, moved by one."""
+    """Replace a tensor by another one of the same shape, or otherwise by its own numbers, moved by one."""
     tensors = load_file(file)
     value = tensors[key]
     others = [each for each in tensors.values() if each.shape == value.shape and not np.array_equal(each, value)]

@@ -120,7 +120,7 @@ def test_children_are_drawn_from_the_q_they_come_with(branch: tuple[int, ...]) -
         assert wanted[proposal.tokens[node]] > 0
     for node in range(-1, len(proposal)):
         below = proposal.tokens[proposal.parents == node].tolist()
-        assert len(set(below)) == len(below)  # fewer than asked for where q has no more
+        assert len(set(below)) == len(below)  # fewer than requested if q has no more
     # the chain of first choices is the chain drafted without branching
     chain = drafter((1,), 4)
     chain.begin(DraftRequest([], params, Noise(2)))

@@ -130,7 +130,7 @@ def test_without_memory_for_them_the_prompt_is_read_again(fresh: Callable[..., E
     found = with_all.admit("ar", 512, gamma=4, greedy=True, methods=["ar"])
     assert found.checkpoints == 4
     assert with_all.limit is not None
-    used = found.predicted - kept  # what a request takes without any
+    used = found.predicted - kept  # memory of a request without checkpoints
     with_all.limit = used + kept // 4
     assert with_all.admit("ar", 512, gamma=4, greedy=True, methods=["ar"]).checkpoints == 1
     with_all.limit = used

@@ -60,7 +60,7 @@ def test_they_are_those_of_transformers(pair: tuple[Path, Engine], pooling: Any)
 
 
 def test_nothing_beside_a_text_changes_its_bits(pair: tuple[Path, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither other texts, nor chunks, nor what was generated before."""
+    """Other texts, chunks and earlier requests do not change it."""
     _, engine = pair
     together = engine.embed(TEXTS)
     engine.generate([3, 4, 5], max_new_tokens=4)

@@ -16,7 +16,7 @@ SHORT = Settings(method="ngram", max_new_tokens=1, ignore_eos=True)
 
 
 def test_drafters_of_other_options_are_forgotten(fresh: Callable[..., Engine]) -> None:
-    """Those that are asked for again and again stay, with what they learned."""
+    """Drafters that are used repeatedly stay, with what they learned."""
     engine = fresh()
     session = engine.sessions.take([])
 

@@ -159,7 +159,7 @@ def test_two_conversations_of_one_beginning(fresh: Fresh) -> None:
 @pytest.mark.parametrize("operators", ["native"], indirect=True)
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_a_changed_byte_is_found(fresh: Fresh, folder: Path, place: str) -> None:
-    """The file goes, one warning is given, the prompt is read again, and kept again."""
+    """The file is removed with one warning, and the prompt is read and stored again."""
     expected = told(fresh(), BEGINNING)
     good = {path: path.read_bytes() for path in files(folder)}
     assert len(good) >= 3
@@ -271,7 +271,7 @@ def child(bundle: Path, count: int) -> subprocess.Popen[str]:
 
 
 def killed(bundle: Path, fresh: Fresh, folder: Path, times: int) -> None:
-    """Kill a process that writes, again and again: what it left is right, and nothing of it stays half done."""
+    """Kill a writing process repeatedly: its files are valid, and no partial file remains."""
     expected = unkept(fresh, BEGINNING, max_new_tokens=8)
     for at in range(times):
         with child(bundle, 40) as process:

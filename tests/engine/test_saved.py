@@ -1,4 +1,4 @@
-"""Session files: what another process finds again is the same text, without computing it again."""
+"""Session files: another process restores the same text, without computing it again."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_it_is_handed_over_in_the_order_of_coming() -> None:
             threads.append(threading.Thread(target=take, args=(f"other {number}",)))
             threads[-1].start()
             until_waiting(turns, number + 1)
-        with turns:  # again, by the one that has it
+        with turns:  # the owner takes it again
             order.append("mine")
         assert turns.waiting == 4
     with turns:  # at once, before any of them can have woken up

@@ -81,7 +81,7 @@ def test_a_model_that_hears_is_calibrated_on_recordings(tmp_path: Path) -> None:
     model, folder = "builtin:spoken-digits", Path(__file__).parents[1] / "data" / "digits"
     calibration = tmp_path / "sounds"
     calibration.mkdir()
-    for at in range(3):  # the same ones again: enough pieces, and what is measured on is not new
+    for at in range(3):  # the same ones again: enough pieces, and the held-out text is not new
         for file in folder.glob("*.wav"):
             shutil.copyfile(file, calibration / f"{file.stem}{at}.wav")
     made = export_model(

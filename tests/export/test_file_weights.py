@@ -147,7 +147,7 @@ def test_a_quantized_file_keeps_its_weights_by_default(tmp_path: Path) -> None:
     assert manifest.target.format == "file"
     assert manifest.target.kept is not None
     assert [*manifest.target.graphs] == ["native"]
-    assert len(manifest.golden) == 1  # verify takes its prompts from there
+    assert len(manifest.golden) == 1  # verify reads its prompts there
     assert any(line.startswith("the file's own weights, ") for line in told)
     write_gguf(file, NAME, kind=GGMLQuantizationType.F16)
     assert load_source(replace(options, model=str(file))).options.format != "file"

@@ -299,7 +299,7 @@ def test_a_token_that_differs_is_named(tmp_path: Path, target: str, draft: str) 
 
 
 def test_a_draft_may_have_more_unused_rows(tmp_path: Path, draft: str) -> None:
-    """Vocabularies padded differently: what the draft says beyond the target's is ignored."""
+    """The vocabularies have different padding: the draft's logits beyond the target's are ignored."""
     config = {**CONFIG, "vocab_size": 192}
     target = hf.write_checkpoint(tmp_path / "target", config, 5)
     hf.write_tokenizer(target, CONFIG)

@@ -1,4 +1,4 @@
-"""Plans say what exports write, before anything is written."""
+"""Plans match exports, before anything is written."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_large_tensors_are_aligned_to_large_pages(written: Callable[..., Written
 
 
 def same(planned: Manifest, real: Manifest) -> None:
-    """Check that ``planned`` says of models and files what the manifest ``real`` of the export says."""
+    """Check that ``planned`` equals ``real``, the export's manifest, in its models and files."""
     assert planned.target == real.target
     assert planned.draft == real.draft
     assert set(complete(planned).methods) == set(complete(real).methods)

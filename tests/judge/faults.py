@@ -72,7 +72,7 @@ def generous(factor: float = 1.1) -> Any:
 
 @contextmanager
 def hot(factor: float = 1.05) -> Iterator[None]:
-    """Draw at another temperature than was asked for, wherever there are guesses."""
+    """Sample at another temperature than requested, in passes with draft tokens."""
     start = RowSampler.__init__
 
     def init(self: RowSampler, *given: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Servers with few abilities and many are asked for what they take, and their answers are read."""
+"""Requests fit the abilities of each server, and its answers are read."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def test_turns_and_a_saved_session(bundle: Callable[[Format], Path], operators: 
         text = engine.codec.encode(PROMPTS[0])
         for more in ("\n\nJULIET:\n", "\n\nROMEO:\nI", ""):
             first = engine.generate(text, GREEDY, method="eagle")
-            other = engine.generate(text, GREEDY, method="ngram" if more else "ar")  # its own turn on the same slot
+            # a turn of the other request on the same slot
+            other = engine.generate(text, GREEDY, method="ngram" if more else "ar")
             assert first.tokens == other.tokens
             assert first.stats.accepted
             text = [*text, *first.tokens, *engine.codec.encode(more)]

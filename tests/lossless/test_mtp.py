@@ -164,7 +164,7 @@ def coarse(folder: Path, size: float) -> Path:
 def test_a_format_that_costs_the_guesses_is_said(
     native: None, tmp_path: Path, size: float, form: Format, head: Format | None, option: str
 ) -> None:
-    """No other reading is: without the hidden state, which nothing reads here, all of them guess the same."""
+    """Other readings are not: without the hidden state, which is unused here, all of them draft the same tokens."""
     model = coarse(tmp_path, size)
     options = ExportOptions(str(model), tmp_path / "bundle", ["mtp"], form, head_format=head, threads=1)
     hint = said_of(options)

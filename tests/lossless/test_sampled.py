@@ -92,7 +92,7 @@ def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine])
     settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_new_tokens": 60, "ignore_eos": True}
     for method in ("self-spec", "speculative", "paradecode", "swift"):
         first = made.generate(PROMPTS[0], method=method, **settings)
-        made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # what was learned here must not matter
+        made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # learned values must not matter
         assert made.generate(PROMPTS[0], method=method, **settings).tokens == first.tokens
         assert first.stats.drafted or method == "paradecode"  # its exits are seldom confident of sampled text
         assert first.exact == (first.stats.drafted == 0)

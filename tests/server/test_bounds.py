@@ -116,7 +116,7 @@ def test_requests_hold_so_many_bytes_each_client_and_all_together() -> None:
         third.set(1)
     assert every.bytes == every.most
     other.close()
-    other.add(5)  # what comes after the answer is thrown away, and counts no more
+    other.add(5)  # changes after the answer are ignored
     third.set(7)
     assert every.bytes == every.most // 2 + 7
     assert HeldBytes(200 * MIB).most >= 2 * 200 * MIB  # a body of the largest size fits the half of one client

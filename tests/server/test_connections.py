@@ -373,7 +373,7 @@ SECONDS = 3.0
 
 @pytest.fixture(scope="module")
 def attacked(chat_bundle: Path) -> Iterator[Served]:
-    """Make a server that knows conversations; nothing of what it is asked may end in a traceback."""
+    """Start a server with a chat template; no request may end in a traceback."""
     running = start(chat_bundle, "--name", "demo", "--read-timeout", "2", "--connections", "64")
     assert running.process.stderr is not None
     said = list[str]()

@@ -27,7 +27,7 @@ SECONDS = 60
 
 
 class Place:
-    """A process that accepts, whose server takes nothing until ``take``."""
+    """A process that accepts, whose server receives nothing until ``take``."""
 
     def __init__(self) -> None:
         self.listener = listen("127.0.0.1", 0)

@@ -1,4 +1,4 @@
-"""Requests as they are read, and as OpenAI's own client sends them."""
+"""Parsing of requests, also from OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_request_without_a_seed_learns(known: ModelInfo) -> None:
 
 def test_what_takes_too_much_ends_alone(known: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """A valid schema that exceeds its time: other requests are parsed at the same time and afterwards."""
-    monkeypatch.setattr(module, "SLOW", 0)  # what there is of a second
+    monkeypatch.setattr(module, "SLOW", 0)  # no time is left
     shape = {"type": "object", "properties": {f"{number:x}": {} for number in range(5000)}}
     heavy, light = ({"type": "json_schema", "json_schema": {"schema": schema}} for schema in (shape, SCHEMA))
 

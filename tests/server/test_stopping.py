@@ -27,7 +27,7 @@ OWN = {"edgespec": {"method": "ar"}, "stop": "\0"}
 
 
 def ended(served: Served) -> str:
-    """Return what it said until it ended."""
+    """Return its output until it ended."""
     assert served.process.stderr is not None
     try:
         served.process.wait(60)

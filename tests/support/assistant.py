@@ -46,7 +46,7 @@ def write_target(folder: Path) -> Path:
 
 
 def assistant_config(target: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Give what config.json of an assistant says."""
+    """Return the config.json of an assistant."""
     text = {**SETTINGS, **{key: target[key] for key in SAME}}
     return {"model_type": "gemma4_assistant", "architectures": ["Gemma4AssistantForCausalLM"], "text_config": text,
             "backbone_hidden_size": target["hidden_size"], **more}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Conversations and templates in data/templates, and what transformers makes of them."""
+"""Conversations and templates in data/templates, and transformers' renderings of them."""
 
 from __future__ import annotations
 

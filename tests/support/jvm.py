@@ -39,7 +39,7 @@ def need_maven() -> None:
 
 def maven(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Maven in android_demo, without the network if all artifacts are in the local repository."""
-    # the JVM is given its own memory limits by the build
+    # the build sets the JVM's memory limits
     command = ["mvn", "-q", "-B", *arguments]
     found = subprocess.run([*command, "-o"], cwd=DEMO, capture_output=True, text=True, timeout=LIMIT)
     # the second where not even the plug-in that a prefix stands for is known
@@ -107,7 +107,7 @@ def first_start(classes: Iterable[Path], bundle: Path, folder: Path, library: Pa
 
 
 def run_tests(**properties: str) -> Ran:
-    """``mvn verify`` with system properties; fails with what Maven said."""
+    """Run ``mvn verify`` with system properties; fails with Maven's output."""
     with folder_alone():
         for reports in DEMO.glob("*/target/surefire-reports"):
             shutil.rmtree(reports)

@@ -37,7 +37,7 @@ class Rounds:
         return self.drafting.propose(tokens)
 
     def learn(self, proposal: Proposal, path: Sequence[int], time: RoundTime | None = None) -> None:
-        """Tell what was accepted, and what the round took; None = no time at all."""
+        """Report the accepted tokens and the times of the round; None = no time at all."""
         rows = len(proposal) + 1
         output = Output(np.zeros((rows, 1), np.float32))
         self.drafting.learn(proposal, Verdict(path, 0), output, time or RoundTime(0.0, 0.0, rows))

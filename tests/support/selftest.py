@@ -48,7 +48,7 @@ PLAIN = tuple(flag for flag in COMMON if flag != "-O3")
 
 @dataclass(frozen=True)
 class Program:
-    """A built selftest and what runs it (an emulator, or nothing)."""
+    """A built selftest and its runner (an emulator, or nothing)."""
 
     path: Path
     runner: tuple[str, ...] = ()

@@ -115,7 +115,7 @@ class Guesser(Drafter):
 
 
 def controlled(inner: Drafter, curve: Mapping[int, float], c: float, prior: float = 0.5) -> Control:
-    """Adaptive control that knows what passes and drafts take, in milliseconds as it would have measured them."""
+    """Adaptive control with given times of passes and drafts, in milliseconds as it would have measured them."""
     cost = CostModel(curve, c)
     for rows, steps in curve.items():
         cost.observe_verify(rows, steps * STEP_MS, 3)

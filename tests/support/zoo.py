@@ -237,7 +237,7 @@ CASES: dict[str, Case] = CORE | {
     "ministral3_growth": case("ministral3", 1, BF16, kv=2, dim=32, eps=1e-5, rope_parameters={**YARN,
          "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
          "max_position_embeddings": 512}, tied=True, long=True),
-    # A context within what was trained at first: nothing grows; a window.
+    # A context within the original training length: nothing grows; a window.
     "ministral3_window": case("ministral3", 2, kv=1, dim=16, window=16, rope_parameters={**YARN,
          "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.1}, tied=False, context=128),
     "nanochat_capped": case("nanochat", 23, BF16, kv=4, hidden_act="relu2", final_logit_softcapping=6.0, theta=1e4,

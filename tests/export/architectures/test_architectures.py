@@ -1,4 +1,4 @@
-"""Every architecture says what transformers says: in numpy, and as graphs, however the text is cut into passes."""
+"""Every architecture matches transformers: in numpy, and as graphs, for any division of the text into passes."""
 
 from __future__ import annotations
 

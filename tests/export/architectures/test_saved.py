@@ -97,7 +97,7 @@ def test_rotations_by_kind_beside_others_are_read(tmp_path: Path, checkpoint: Ca
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_transformers_saves_here_is_read(tmp_path: Path, name: str) -> None:
-    """The files of the installed version, whichever it is, say what that version says."""
+    """Files of the installed version are read the way that version reads them."""
     pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
     import torch
     from transformers import CONFIG_MAPPING

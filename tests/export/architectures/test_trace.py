@@ -95,7 +95,7 @@ def test_what_a_pass_does_not_know_raises_before_it_begins(arch: Architecture, k
         assert what.strip() in kind.lacks(other), what
         with pytest.raises(UnsupportedModel, match=what.strip()):
             kind.run(kind.__new__(kind), other)
-    # unset, or at its default, a field says nothing new
+    # an unset or default field changes nothing
     for same in (changed(trace, "attention", lambda attend: {"sinks": None}),
                  changed(trace, "attention", lambda attend: with_rule(attend, 0))):  # fmt: skip
         assert not kind.lacks(same)

@@ -1,4 +1,4 @@
-"""Bundles are there whole or not at all, and hold what they say."""
+"""Bundles are written atomically, and match their manifests."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def made(target: Architecture, tmp_path: Path) -> Callable[..., Path]:
 
 
 def without_ids(said: dict[str, Any], tensors: Tensors) -> None:
-    """As the authors of EAGLE write it: nothing says which layers."""
+    """Write it as the authors of EAGLE do, without the layers."""
     del said[IDS]
 
 

@@ -1,4 +1,4 @@
-"""A drafter's LM head is cut to other tokens, and extended by such as it could not guess."""
+"""A drafter's LM head is cut to other tokens, and extended by tokens that it could not draft."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ EXPERTS = ExpertsRule("router", "gate", "up", "down", True, 1.0)
 
 
 def traced(say: Callable[[Ops, Value], Value | None]) -> Block:
-    """Record what ``say`` does with an embedding."""
+    """Record the operations of ``say`` on an embedding."""
     ops = Ops()
     return ops.block(lambda: say(ops, ops.embed("embedding")))
 

@@ -212,7 +212,7 @@ def test_passes_of_a_busy_machine_are_timed_again(
     monkeypatch.setattr(
         skip_search, "_time_steps", lambda *_: StepCosts(1.0, 0.0, 0.0, {1: 1.0}, spread=next(tries), others=0.0)
     )
-    slot: Any = None  # nothing of it is timed here
+    slot: Any = None  # the slot is not timed here
     found = measure_steps(slot, 4)
     assert list(tries) == []
     assert found.spread == kept

@@ -142,7 +142,7 @@ def test_other_formats_are_tried_under_the_same_options(form: Format) -> None:
     assert len(made.seen) == len(made.formats())
     chosen = made._in("int8").quantizer
     assert chosen is not None
-    assert chosen.name == ("rtn" if blocks else "mse")  # the one asked for; mse is what is taken where none was
+    assert chosen.name == ("rtn" if blocks else "mse")  # the requested one, or by default mse
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_search_that_finds_nothing_stops_and_says_so(scorer: tuple[Slot, Chain
 def test_when_a_search_is_hopeless() -> None:
     last = [0.8] * skip_search.PATIENCE
     assert skip_search.hopeless([0.7, 0.9, *last], 2)
-    assert not skip_search.hopeless([0.7, *last], 2)  # the sets made of the best sub-layers come first
+    assert not skip_search.hopeless([0.7, *last], 2)  # the unions of the best sub-layers come first
     assert not skip_search.hopeless([0.7, 0.75, *last], 2)  # it still gains
     assert not skip_search.hopeless(last, 0)
 

@@ -229,7 +229,7 @@ def test_other_scalings_are_told(tmp_path: Path, change: Change, scaling: dict[s
 
 @pytest.mark.parametrize("biased", [("q_proj", "k_proj", "v_proj"), ("q_proj",), ("up_proj",), ()])
 def test_biases_of_some_projections(tmp_path: Path, biased: tuple[str, ...]) -> None:
-    """Those that are not there are zero: config.json has one switch for all of them."""
+    """Missing biases are zero: config.json has one switch for all of them."""
     biases = {
         name: value for name, value in hf.weights(hf.CONFIGS["llama_biases_mqa"], 3).items() if "proj.bias" in name
     }

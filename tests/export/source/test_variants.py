@@ -34,7 +34,7 @@ def copied(checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str],
 
 
 def rename(folder: Path, rule: Rename) -> None:
-    """Give the checkpoint's tensors other names; None leaves one out."""
+    """Rename the checkpoint's tensors; None removes one."""
     tensors = load_file(folder / "model.safetensors")
     save_file({new: value for name, value in tensors.items() if (new := rule(name))}, folder / "model.safetensors")
 

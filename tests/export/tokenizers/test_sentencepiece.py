@@ -37,7 +37,7 @@ def trained() -> Callable[..., bytes]:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., TextCodec]:
-    """(tokenizer.model, tokenizer_config.json, other files) -> the tokenizer made of them."""
+    """(tokenizer.model, tokenizer_config.json, other files) -> the converted tokenizer."""
 
     def get(model: bytes, config: dict[str, Any] | None = None, **others: Any) -> TextCodec:
         (tmp_path / "tokenizer.model").write_bytes(model)

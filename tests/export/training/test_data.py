@@ -1,4 +1,4 @@
-"""Texts, windows and their order; nothing here needs torch."""
+"""Texts, windows and their order; these tests do not need torch."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_it_is_remembered_on_this_kind_of_file_system(file: Path) -> None:
 
 
 def test_a_folder_that_is_renamed_takes_its_digests_along(remembered: Path) -> None:
-    """As an export does with what it has just written: the first load reads nothing again."""
+    """An export does this with new files: the first load reads nothing again."""
     inside = remembered.parent / "draft" / "model.data"
     inside.parent.mkdir()
     inside.write_bytes(CONTENT[:-1])

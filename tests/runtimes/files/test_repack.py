@@ -91,7 +91,7 @@ def test_a_few_tiles_at_a_time_give_the_same_bytes(
 
 @pytest.mark.usefixtures("native")
 def test_converted_weights_run(writer: Write, cache: Path) -> None:
-    """Native operators over converted weights say what they say over their own, and so do stock ones."""
+    """Native operators give the same results over converted weights as over their own, and so do stock ones."""
     import numpy as np
 
     tokens = np.arange(2, 22)
@@ -140,7 +140,7 @@ def test_making_one_removes_others_beyond_the_limit(copied: Written, cache: Path
 
 
 def test_a_changed_bundle_is_converted_anew(copied: Written, cache: Path) -> None:
-    """Also where it has the same size and time: what runs are its own weights."""
+    """Even with the same size and time, the bundle runs its own weights."""
     first = convert(copied)
     weights = copied.folder / "model.data"
     before = weights.read_bytes()

@@ -147,7 +147,7 @@ def test_trees(tmp_path: Path, window: int, past: int) -> None:
         expected.run(Rows.chain(past), before)
     rows = Rows.tree(TREE, past)
     close(node.run(rows, nodes)[0], expected.run(rows, nodes))
-    # a row at a time, each over what the others left
+    # a row per pass, each over the earlier ones
     for row in range(len(TREE)):
         path = [row]
         while TREE[path[0]] != ROOT:

@@ -15,7 +15,7 @@ from tests.support.planned import PLANS, Planned, with_heads
 
 @pytest.fixture(params=OPERATORS)
 def operators(request: pytest.FixtureRequest) -> Operators:
-    """Everything here holds for both kinds, unless a test says otherwise."""
+    """Run every test with both kinds, by default."""
     return use_operators(request)
 
 

@@ -82,7 +82,7 @@ def check_counts(batch: NativeBatch) -> None:
 
 def check_alike(slot: BatchSlot, alone: NativeSlot) -> None:
     assert slot.tokens == alone.tokens
-    mine = slot.snapshot() if slot.tokens else {}  # states of no tokens are whatever was there: nothing reads them
+    mine = slot.snapshot() if slot.tokens else {}  # states of no tokens are undefined, and never read
     for name, values in alone.snapshot().items() if mine else ():
         np.testing.assert_array_equal(mine[name], values, err_msg=name)
 
@@ -242,7 +242,7 @@ def resident(array: NDArray[np.uint8]) -> int:
 def test_many_texts_with_one_beginning_take_its_memory_once(
     models: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixteen of them: what the system says is what is counted."""
+    """The system's count for sixteen slots equals the pool's."""
     monkeypatch.setattr("edgespec.runtimes.slots.shared.HUGE", 1 << 60)  # pages are as small as they can be
     batch = NativeBatch(models("f16"), WIDE)
     pool, first = batch.pool, batch.slots[0]

@@ -40,7 +40,7 @@ def read(slot: NativeSlot, tokens: list[int], marks: tuple[int, ...] = (), most:
 
 
 def follows(slot: NativeSlot, fresh: NativeSlot) -> bool:
-    """Whether what comes next is what comes after a fresh prefill, to the bit."""
+    """Whether the next row has the bits of one after a fresh prefill."""
     fresh.follow([])
     fresh.prefill(slot.tokens)
     rows = np.arange(4)
@@ -129,7 +129,7 @@ def test_where_turns_end(tokens: list[int], expected: list[int]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_that_goes_back_twice(writer: Callable[..., Written], name: str) -> None:
-    """A checkpoint has only what the next token reads: nothing goes back to between it and what was read since."""
+    """A checkpoint holds only the rows for the next token, so the text cannot go back to between it and later ones."""
     slot, other = (writer("native", name).slot("native") for _ in range(2))
     assert isinstance(slot, NativeSlot)
     assert isinstance(other, NativeSlot)

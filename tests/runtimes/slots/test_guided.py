@@ -23,7 +23,7 @@ from tests.support.reference import LayeredFunctionTarget, TableTarget
 from tests.support.toy import emitted, exact, sample_texts
 
 SCALE, INSTEAD = 2.5, [3, 0]
-FLAT = np.random.default_rng(9).normal(size=TABLE.shape)  # of the other half, whose table need not be the same
+FLAT = np.random.default_rng(9).normal(size=TABLE.shape)  # table of the other slot, which may differ
 
 
 def guided(both: bool = False) -> Guided:

@@ -65,7 +65,7 @@ def test_a_bundle_with_one_plane_runs_as_it_did(tmp_path: Path) -> None:
     tokens = np.arange(3, 3 + len(expected), dtype=np.int64) % part.facts.vocab
     np.testing.assert_array_equal(slot.forward(tokens).logits, expected)
     assert not slot.planes
-    last = run_draft(slot, tokens, 0, all_high(slot)).logits[0]  # there is nothing to leave out
+    last = run_draft(slot, tokens, 0, all_high(slot)).logits[0]  # no sub-layer is skipped
     np.testing.assert_array_equal(last, expected[-1])
 
 

@@ -81,7 +81,7 @@ def test_every_call_is_read_whole_and_in_pieces(form: str, seed: int) -> None:
 
 @pytest.mark.parametrize("form", WRITE)
 def test_an_answer_that_is_cut_anywhere_keeps_its_calls(form: str) -> None:
-    """Finished calls are complete, the last call is its own beginning, and there are no others."""
+    """Finished calls are complete, the last call is a prefix, and there are no other calls."""
     for seed in (1, 2, 3):
         written, _, _ = made(form, seed)
         shape = AnswerShape(form, tools=TYPES)
@@ -103,7 +103,7 @@ def test_an_answer_that_is_cut_anywhere_keeps_its_calls(form: str) -> None:
 
 @pytest.mark.parametrize("form", WRITE)
 def test_no_piece_of_a_call_that_was_cut_is_text(form: str) -> None:
-    """Before its name is whole there is nothing of it, then a call without arguments, then with the first of them."""
+    """A call appears once its name is complete, first without arguments, then with the first of them."""
     for seed in (1, 2, 3):
         draw = random.Random(seed)
         written = WRITE[form]([call(draw), call(draw)])

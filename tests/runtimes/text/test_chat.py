@@ -176,7 +176,7 @@ def test_where_special_tokens_are_named(folder: Folder, tmp_path: Path, config: 
     assert codec.write_chat(ASKED) == f"{bos is not None} {bos or ''}"
 
 
-# -- what a template is given ------------------------------------------------------------------------------------------
+# -- inputs of a template ---------------------------------------------------------------------------------------------
 
 
 class Kind(str, enum.Enum):

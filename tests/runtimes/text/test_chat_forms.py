@@ -128,7 +128,7 @@ def test_one_history_gives_one_text(template: str, history: str) -> None:
 
 @pytest.mark.parametrize("id_", ["call_1", "toolu_01A09q90qw90lq917835lq9", "", "a\ud800", "abc def g", 5])
 def test_ids_of_nine(id_: Any) -> None:
-    """One id stays one id, always the same; those that are right stay as they are."""
+    """An id always maps to the same id; valid ones stay the same."""
     form = ChatForm(short_ids=True)
     messages = [ASKED, turn(tool_calls=[{**CALL, "id": id_}]), {**RESULT, "tool_call_id": id_}]
     found = form.write(messages)

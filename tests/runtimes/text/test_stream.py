@@ -231,7 +231,7 @@ def test_characters_of_bytes_come_whole(codecs: dict[str, TextCodec], kind: str)
         assert [piece for piece in pieces if piece] == list(text)
         assert decoder.finish() == ""
     decoder = StreamDecoder(codec, codec.encode("so"))
-    assert decoder.push([first + 0xE2, first + 0x82]) == ""  # never more comes: what is half a character stays one
+    assert decoder.push([first + 0xE2, first + 0x82]) == ""  # no more bytes come: half a character stays half
     assert decoder.finish() == "\ufffd\ufffd"
 
 

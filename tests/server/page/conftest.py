@@ -86,7 +86,8 @@ def visit(chromium: Any) -> Iterator[Visit]:
                 until(page, "document.querySelector('#model').textContent !== ''")
 
             def close() -> None:
-                urls = {one.url for one in asked if one.failure != "csp"}  # what the policy stops was not asked
+                # the policy stopped these requests before they were sent
+                urls = {one.url for one in asked if one.failure != "csp"}
                 context.close()
                 assert [one for one in said if not any(part in one for part in expected)] == []
                 own = {urlsplit(served.url).netloc, ""}  # none: files that were exported

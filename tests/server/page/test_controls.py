@@ -1,4 +1,4 @@
-"""Every control of the page does what it says."""
+"""Every control of the page works."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def bodies(page: Any) -> list[dict[str, Any]]:
-    """List what is asked from now on."""
+    """List the bodies of requests from now on."""
     found: list[dict[str, Any]] = []
     page.on("request", lambda sent: found.append(json.loads(sent.post_data)) if sent.method == "POST" else None)
     return found

@@ -193,7 +193,7 @@ LINKS = {
     "[192.168.1.1](https://evil.example)": "192.168.1.1 (<https://evil.example/>)",
     "[bank.example](https://evil.example/bank.example)": "bank.example (<https://evil.example/bank.example>)",
     "https://b\u0430nk.example/": "https://b\u0430nk.example/ (<https://xn--bnk-6cd.example/>)",
-    "<https://bank.example@evil.example/>": "<<https://bank.example>@evil.example/>",  # what is a link leads there
+    "<https://bank.example@evil.example/>": "<<https://bank.example>@evil.example/>",  # the link leads there
     "https://bank.example@evil.example/": "<https://bank.example>@evil.example/",
     "[x](https://bank.example@evil.example/)": "[x](<https://bank.example>@evil.example/)",
     "[the docs, 1.2](https://docs.example/a)": "<the docs, 1.2> (docs.example)",
