@@ -1,5 +1,5 @@
-// Compiled where ONNX Runtime's own header is given (-DEDGESPEC_ONNXRUNTIME_INCLUDE=...): what abi.h declares by hand
-// must be what the header says.
+// Compiled if ONNX Runtime's own header is given (-DEDGESPEC_ONNXRUNTIME_INCLUDE=...): abi.h's declarations by hand
+// must match the header.
 #include <onnxruntime_c_api.h>
 
 #include <cstddef>

@@ -17,7 +17,7 @@ namespace edgespec {
 namespace {
 
 constexpr int kSplit = 4 * kKvBlock;               // tokens
-constexpr int kManySplits = 4;                     // from here on there are enough items without one for each head
+constexpr int kManySplits = 4;                     // from here on there are enough items without one per head
 constexpr int kGroupQueries = 32;                  // queries that an item takes together, about
 constexpr float kHidden = -3e38f, kSeen = -1e30f;  // a hidden score, and what every real one is above
 
@@ -184,7 +184,7 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
       sum[i] *= shrink[0];
       k_.scale(values + size_t(i) * dim_, dim_, shrink[0]);
     }
-    most[i] = largest[i] <= kSeen ? HUGE_VALF : largest[i];  // nothing is seen, so nothing weighs
+    most[i] = largest[i] <= kSeen ? HUGE_VALF : largest[i];  // no token is seen, so all weights are 0
   }
   k_.exponentials(scores[0], kKvBlock, tokens, queries, most, sums);
   for (int i = 0; i < queries; ++i) sum[i] += sums[i];

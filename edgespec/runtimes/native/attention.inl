@@ -160,7 +160,7 @@ void k_exponentials(float* s, size_t ld, int n, int queries, const float* larges
     const F by = fset(largest[q]);
     sums[q] = fset(0.f);
     for (int i = 0; i < n; i += 16) {
-      // what is hidden weighs nothing, and what weighs next to nothing (e^-60) would only make denormal numbers
+      // hidden tokens weigh nothing, and weights below e^-60 would only make denormal numbers
       const F x = fsub(fload(s + i), by);
       const F e = fzero_below(exponential_near(x), x, -60.f);
       fstore(s + i, e);

@@ -1,4 +1,4 @@
-// The C interface (edgespec.h): what is asked, checked, and told again; texts.h does it.
+// The C interface (edgespec.h): checks arguments and returns results; texts.h does the work.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -116,7 +116,7 @@ std::vector<View> views(const Program& program, const edgespec_array* given, int
   return found;
 }
 
-// Says what an output is like, and where it goes: there must be room.
+// Sets the shape of an output and returns its memory, which must be large enough.
 void* room(edgespec_array& asked, const std::vector<int64_t>& shape, const char* name) {
   const int64_t wanted = shape[0] * shape[1];
   if (wanted && (!asked.data || asked.rows < 0 || asked.columns < 0 ||

@@ -149,7 +149,7 @@ void Pass::see() {
     }
     if (v.beyond.empty() && places[r] == v.high && positions[r] == v.high)
       ++v.high;
-    else if (places[r] >= v.high)  // else it is one of those that are seen anyway
+    else if (places[r] >= v.high)  // else it is one of the tokens that are seen anyway
       v.beyond.push_back({places[r], positions[r], 0});
     if (v.end() > capacity_) fail("row " + std::to_string(r) + " sees more tokens than its cache holds");
     end = std::max({r && slots[r] == slots[r - 1] ? end : 0, v.end(), places[r] + 1});

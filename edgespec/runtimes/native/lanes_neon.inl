@@ -183,7 +183,7 @@ inline int8x16_t less_128(uint8x16_t x) { return as_signed(veorq_u8(x, vdupq_n_u
 inline I dot_u8(I acc, B x, const int8_t* four) {
   const int8x16_t f = four_bytes(four);
   if (x.nibbles) return each_int([&](int i) { return dot(acc.v[i], as_signed(x.v[i]), f); });
-  const int32x4_t taken = dot(vdupq_n_s32(0), vdupq_n_s8(-128), f);  // what the 128 less take away
+  const int32x4_t taken = dot(vdupq_n_s32(0), vdupq_n_s8(-128), f);  // correction for the 128 that was subtracted
   return each_int([&](int i) { return vsubq_s32(dot(acc.v[i], less_128(x.v[i]), f), taken); });
 }
 inline I dot_s8(I acc, B x, const int8_t* four) {

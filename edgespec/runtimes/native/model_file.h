@@ -33,7 +33,7 @@ struct ModelFile {
   std::vector<Memory> small;                 // those that the graph file holds
 };
 
-// Throws std::invalid_argument: no such graph, or one of more than one node, or weights that are not where it says.
+// Throws std::invalid_argument: no such graph, one of more than one node, or missing weights.
 ModelFile read_model(const std::string& path);
 
 }  // namespace edgespec

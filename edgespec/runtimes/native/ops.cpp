@@ -54,7 +54,8 @@ std::vector<Tensor> weights(KernelContext* context, size_t first) {
   std::vector<Tensor> found(std::max(inputs, first) - first);
   for (size_t i = 0; i < found.size(); ++i) {
     const View v = input(context, first + i);
-    if (v.type != kFloat && v.type != kUint8 && v.type != kInt8)  // others are not as long as their count says
+    // for other types, the count is not the number of bytes
+    if (v.type != kFloat && v.type != kUint8 && v.type != kInt8)
       throw std::invalid_argument("edgespec: a weight of type " + std::to_string(v.type));
     if (reinterpret_cast<uintptr_t>(v.data) & 3) throw std::invalid_argument("edgespec: a weight that is not aligned");
     found[i] = {v.data, v.bytes()};

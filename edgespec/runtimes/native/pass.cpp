@@ -30,7 +30,7 @@ int64_t pool_blocks(const PassInputs& in) {
   return block ? int64_t(in.slots * (in.kv_bytes - each) / block) : INT32_MAX;
 }
 
-// Columns of gate and up that are made together: what shares a scale for the next matrix.
+// Columns of gate and up that are computed together: those that share a scale of the next matrix.
 int glu_columns(Kind kind) { return is_wide(kind) ? 2 * kBlock : kBlock; }
 
 }  // namespace

@@ -55,7 +55,7 @@ struct PassInputs {
 };
 
 struct PassOutputs {
-  float* logits = nullptr;     // [rows of logits, columns]: heads times what Program::active says
+  float* logits = nullptr;     // [rows of logits, columns]: heads times the rows of Program::active
   int64_t* top_ids = nullptr;  // [rows of logits, top]
   float* top_values = nullptr;
   float* hidden = nullptr;  // [rows, hidden]

@@ -12,7 +12,7 @@ extern abi::Api g_api;  // set when the operators are registered
 
 // The exception being handled, as ONNX Runtime's status; allocates no memory.
 abi::Status* current_error() noexcept;
-// Throws std::runtime_error: what a status says.
+// Throws std::runtime_error with the message of a status.
 void check(abi::Status* status);
 
 View input(abi::KernelContext* context, size_t index);
