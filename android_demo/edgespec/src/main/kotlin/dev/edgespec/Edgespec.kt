@@ -52,7 +52,7 @@ open class EdgespecError(val what: String, val hint: String? = null, cause: Thro
 /** A bundle is missing a part, was altered, or is newer than this program. */
 class BundleError(what: String, hint: String? = null, cause: Throwable? = null) : EdgespecError(what, hint, cause)
 
-/** Nothing fits the memory that there is, or what was asked for does not. */
+/** The free memory is not enough for any method, or for the requested one. */
 class BudgetError(what: String, hint: String? = null) : EdgespecError(what, hint)
 
 /** An n-gram store cannot be read: it is not a store, damaged, newer than this version, or of another tokenizer. */

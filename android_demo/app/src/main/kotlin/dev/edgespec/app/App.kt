@@ -202,7 +202,7 @@ class MainActivity : Activity() {
         if (state.busy) window.addFlags(WindowManager.LayoutParams.FLAG_KEEP_SCREEN_ON)
         else window.clearFlags(WindowManager.LayoutParams.FLAG_KEEP_SCREEN_ON)
         if (state.busy) askToNotify()
-        // a screen reader says what came of it, not every figure on the way
+        // a screen reader announces the result, not every intermediate figure
         status.accessibilityLiveRegion = if (state.busy) View.ACCESSIBILITY_LIVE_REGION_NONE else View.ACCESSIBILITY_LIVE_REGION_POLITE
         if (status.text.toString() != state.status) status.text = state.status
     }

@@ -334,7 +334,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         }
     }
 
-    /** A method's golden vectors, written again here. */
+    /** A method's golden vectors, generated again here. */
     fun proofCards(): List<Card> = proved.groupBy { it.method }.map { (method, all) ->
         val equal = all.count { it.equal }
         Card(method, "$equal / ${all.size}", listOf("tokens" to "${all.sumOf { it.expected.size }}", "result" to if (equal == all.size) say("equal") else say("differs")))

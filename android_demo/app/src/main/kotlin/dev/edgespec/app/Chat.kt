@@ -31,7 +31,7 @@ class KeptPictures(private val folder: File) {
         return picture.digest
     }
 
-    /** null = it is not there any more, or damaged. */
+    /** null = it no longer exists, or is damaged. */
     operator fun get(name: String): Picture? = runCatching {
         DataInputStream(GZIPInputStream(File(folder, name).inputStream().buffered())).use { file ->
             val (width, height) = file.readInt() to file.readInt()
@@ -184,7 +184,7 @@ class Transcript(pieces: List<Piece> = emptyList()) {
 
 /** Tokens per second and acceptance during generation; [clock] in nanoseconds. */
 class Live(private val clock: () -> Long = System::nanoTime) {
-    private var begun = 0L // when the first round was there: a prompt's pass writes nothing
+    private var begun = 0L // time of the first round: a prompt's pass emits nothing
     private var tokens = 0
     private var drafted = 0
     private var accepted = 0

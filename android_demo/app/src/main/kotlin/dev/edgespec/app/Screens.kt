@@ -108,7 +108,7 @@ class ChatScreen(context: Context, private val state: AppState, private val pick
     }
 }
 
-/** Translations and other outputs for a text, line by line as they come. */
+/** Translations and other outputs for a text, line by line as they are generated. */
 class TranslateScreen(context: Context, private val state: AppState) : Screen {
     override val name = TRANSLATE
     private val written = Written(context)

@@ -84,7 +84,7 @@ fun Button.choose(on: Boolean) {
 /** Views in a row, wrapped to further lines. */
 fun Context.row(vararg views: View): View = Wrapping(this).apply { views.forEach { addView(it) } }
 
-/** Views one above the other, as wide as they are. */
+/** Stack views vertically at their own widths. */
 fun Context.stack(views: List<View>) = LinearLayout(this).apply {
     orientation = LinearLayout.VERTICAL
     views.forEach { addView(it) }
@@ -121,7 +121,7 @@ class Wrapping(context: Context) : ViewGroup(context) {
     }
 }
 
-/** Views one above the other; [wide] gets what room is left. */
+/** Stack views vertically; [wide] gets the remaining room. */
 fun Context.column(wide: View, vararg below: View): LinearLayout = LinearLayout(this).apply {
     orientation = LinearLayout.VERTICAL
     addView(wide, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
@@ -135,7 +135,7 @@ fun Context.line(wide: View, other: View) = LinearLayout(this).apply {
     addView(other)
 }
 
-/** Entries one below the other: a name, its figure, a bar, and what else there is, in as many lines as it needs. */
+/** A vertical list of entries: a name, its figure, a bar, and more text in as many lines as it needs. */
 class Cards(context: Context) : ScrollView(context) {
     private val all = context.stack(emptyList())
 

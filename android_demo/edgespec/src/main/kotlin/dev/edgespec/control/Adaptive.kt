@@ -121,7 +121,7 @@ class Adaptive(
 
     override fun absorb(first: Int, auxHidden: Matrix) = inner.absorb(first, auxHidden)
 
-    /** Let the inner drafter read what it needs where it will be asked next. */
+    /** Let the inner drafter read the tokens that its next proposal needs. */
     override fun prefill(tokens: Tokens, most: Int): Int {
         if (most == 0 && (rest > 0 || inner.prefill(tokens, 0) == 0)) return 0 // most rounds
         return if (willAsk()) inner.prefill(tokens, most) else 0

@@ -123,7 +123,7 @@ private const val LOOK = 0.25 // plain steps that looking without a guess is cou
  */
 class Auto(private val candidates: List<Candidate>, private val fallback: Boolean = true) : Drafter {
     private val made = HashMap<Int, Adaptive>()
-    private val inherited = HashMap<Int, Any>() // what those that are not made yet begin with
+    private val inherited = HashMap<Int, Any>() // initial state of candidates that are not made yet
     private var learned = fresh()
     private var bandit = learned
     private var drafter: Adaptive? = null // of the candidate in use, once it has begun

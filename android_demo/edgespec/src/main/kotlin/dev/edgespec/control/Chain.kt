@@ -70,7 +70,7 @@ class Chain(private val proposers: List<Drafter>) : Drafter {
         }
     }
 
-    /** Everyone learns what the pass took; a pass that began while drafting says nothing to the others. */
+    /** All drafters learn the time of the pass, except of one that began while drafting. */
     override fun timed(proposal: Proposal, time: RoundTime) {
         each { at, one ->
             val own = time.copy(draftMs = took[at])

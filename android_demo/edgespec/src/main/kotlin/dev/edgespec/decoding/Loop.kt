@@ -106,7 +106,7 @@ class Rounds(
         val count = minOf(asked.left, most)
         if (asked.draft) {
             val now = guard.prefill(tokens, count)
-            draftLeft = if (now < asked.left) now else 0 // one that does not get on is not asked again
+            draftLeft = if (now < asked.left) now else 0 // a drafter without progress is not asked again
             stats.draftMs += since(start)
             return
         }

@@ -87,7 +87,7 @@ data class Proposal(
         return generateSequence(first(path.lastOrNull() ?: -1), ::first).map { tokens[it] }.toList().toIntArray()
     }
 
-    /** Depth of the deepest guess; 0 = there is none. */
+    /** Depth of the deepest draft token; 0 = none. */
     val deepest: Int get() = if (parents == null) size else (0 until size).maxOfOrNull(::depth) ?: 0
 
     companion object {

@@ -31,7 +31,7 @@ data class SamplingParams(
     val repetitionPenalty: Double = 1.0, val logitBias: Map<Int, Double> = emptyMap(), val seed: Long? = null,
     val acceptance: String = "rejection", val verification: String = "token", val presencePenalty: Double = 0.0,
     val frequencyPenalty: Double = 0.0, val prompt: Int = 0, // tokens that these two do not count; a request sets it
-    val constraint: Constraint? = null, // which tokens may come where; the others have no chance
+    val constraint: Constraint? = null, // allowed tokens after each prefix; others have probability 0
 ) {
     init {
         fun need(valid: Boolean, name: String, value: Any?, allowed: String) {
@@ -86,7 +86,7 @@ fun argmax(row: FloatArray): Int {
     return best
 }
 
-/** [vocab]: [logits] after logit bias, penalties and constraint; the same array if there are none. */
+/** [vocab]: [logits] after logit bias, penalties and constraint; the same array without those. */
 fun adjusted(logits: FloatArray, params: SamplingParams, prefix: List<Int>): FloatArray {
     if (!params.adjusts) return logits
     val row = logits.copyOf()

@@ -5,7 +5,7 @@ private val PRIOR = doubleArrayOf(0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98) //
 private const val LIKE = 8 // guesses of a range that its prior counts as
 private const val DECAY = 0.99
 
-/** Acceptance by what a draft says of its guess; [given]: what the export measured by ranges, and [mean] of all guesses. */
+/** Acceptance by the draft's own probability; [given]: the export's measurements by ranges, and [mean] of all draft tokens. */
 class Confidence(given: List<Double> = emptyList(), mean: Double? = null) {
     private val rates = given.ifEmpty { PRIOR.asList() }.toDoubleArray()
     private val seen = IntArray(rates.size)

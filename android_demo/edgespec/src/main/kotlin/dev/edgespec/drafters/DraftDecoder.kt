@@ -57,7 +57,7 @@ open class DraftDecoder(
     override fun absorb(first: Int, auxHidden: Matrix) {
         val here = at + rows
         if (first > here) throw EdgespecError("auxiliary hidden states of token $first: expected those of token $here")
-        val skip = minOf(here - first, auxHidden.rows) // a target with states may read again what is known here
+        val skip = minOf(here - first, auxHidden.rows) // a target with states may read known tokens again
         this.auxHidden += auxHidden.copy(skip, auxHidden.rows - skip)
         settle(1)
     }

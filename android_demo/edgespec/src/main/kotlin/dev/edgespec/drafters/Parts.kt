@@ -56,7 +56,7 @@ class Plain : Drafter {
     override fun propose(tokens: Tokens, budget: Int): Proposal = Proposal.EMPTY
 }
 
-/** A caller's own proposer: any object that can say what might come next ([dev.edgespec.decoding.Settings.proposer]). */
+/** A caller's own proposer: any object that can propose the next tokens ([dev.edgespec.decoding.Settings.proposer]). */
 fun interface Proposer {
     /**
      * Draft what follows [tokens], a copy of prompt and text so far; at most [budget] draft tokens count.  Null or empty to pass.  A

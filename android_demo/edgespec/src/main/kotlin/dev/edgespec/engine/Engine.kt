@@ -135,7 +135,7 @@ class Engine internal constructor(
         return stream(prompt, null, settings)
     }
 
-    /** The same of a source that was made before. */
+    /** The same for an existing source. */
     fun stream(source: Source, settings: Settings = defaults): Flow<Chunk> {
         val reads = encoding ?: throw InvalidRequest("got a source, but this model is a decoder alone: expected a prompt")
         reads.check(source)

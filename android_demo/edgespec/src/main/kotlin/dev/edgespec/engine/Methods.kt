@@ -9,7 +9,7 @@ import java.util.Locale
 
 /* Which method a request gets, and why. */
 
-const val CHAIN = "chain" // several methods asked in turn: in every bundle
+const val CHAIN = "chain" // several methods in order: in every bundle
 const val AUTO = "auto" // the method of the best prediction, watched and changed while it decodes: in every bundle
 private const val CANDIDATES = 3 // most methods that auto chooses from
 
@@ -53,7 +53,7 @@ fun chooseMethod(manifest: Manifest, wanted: String?, drafts: DraftOptions = Dra
     }
     val gains = methods.filter { it.key != "ar" }.mapValues { it.value.predictedSpeedup ?: 0.0 }.filterValues { it >= TRIED }
     var names = gains.keys.sortedByDescending { gains.getValue(it) }.take(CANDIDATES)
-    val hears = manifest.speech != null // a transcript seldom repeats what it has said
+    val hears = manifest.speech != null // a transcript seldom repeats earlier text
     if (hears && names.isEmpty()) return choice(manifest, "ar", "no method of this bundle is expected to gain on transcripts")
     if ("ngram" !in names && !hears) names = names.take(CANDIDATES - 1) + "ngram"
     val chosen = names.map { name ->

@@ -120,7 +120,7 @@ internal class Request(
         released = true
         try {
             if (finish != null) kept.values.forEach { it.keep(prompt + written.toIntArray()) }
-        } catch (_: EdgespecError) { // the text is there; another process reads it again
+        } catch (_: EdgespecError) { // the text is complete; another process reads it again
         } finally {
             leave()
         }
@@ -220,7 +220,7 @@ internal class Pace {
     /** Seconds of a row in the largest chunk that was timed; 0 = none was. */
     val seconds: Double get() = cost.maxByOrNull { it.key }?.value ?: 0.0
 
-    /** Rows of the next chunk, at most [most]; [alone]: no other request is there. */
+    /** Rows of the next chunk, at most [most]; [alone]: no other request is running. */
     fun rows(most: Int, alone: Boolean): Int {
         val sizes = SIZES.filter { it <= most }.ifEmpty { listOf(most) }
         var at = maxOf(0, sizes.indexOfLast { fits(it, alone) })

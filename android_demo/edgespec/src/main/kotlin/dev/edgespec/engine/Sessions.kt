@@ -9,7 +9,7 @@ import java.io.File
 
 private const val FEW = 16 // tokens: a text of fewer is read again as fast as it is found
 private const val WORTH = 4 // tokens that are worth copying
-private const val MOST_DRAFTERS = 32 // by method and options, that are kept with what they learned
+private const val MOST_DRAFTERS = 32 // by method and options, kept with what they learned
 
 private class Latest<K> : LinkedHashMap<K, Drafter>(16, 0.75f, true) {
     override fun removeEldestEntry(eldest: MutableMap.MutableEntry<K, Drafter>?): Boolean = size > MOST_DRAFTERS
@@ -30,8 +30,8 @@ class Lane internal constructor(
     private val slots = linkedMapOf("target" to target) // open ones, by the names of their models
     private val parts = Parts(bundle.manifest, target, ::openDraft, { verifyCosts(null) }, store, cache)
     private val inner = Latest<Pair<String, DraftOptions>>()
-    private val made = Latest<List<Any?>>() // whole drafters, by what they were asked for with
-    private val inherited = HashMap<List<Any?>, Any>() // what drafters that are not made yet begin with
+    private val made = Latest<List<Any?>>() // whole drafters, by their method and options
+    private val inherited = HashMap<List<Any?>, Any>() // initial state of drafters that are not made yet
     private var own: Pair<List<Any?>, Drafter>? = null
 
     /** Let all slots attend over a source from now on; null = over nothing in particular, and no text is held. */

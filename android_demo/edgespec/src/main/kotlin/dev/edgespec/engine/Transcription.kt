@@ -86,7 +86,7 @@ internal class SpeechRules(
     }
 }
 
-/** Forbids nothing, and keeps the row that it is asked about. */
+/** Allows all tokens, and keeps the last row that it sees. */
 private class KeptRow(private val vocab: Int) : Constraint {
     var row = FloatArray(0)
 

@@ -100,7 +100,7 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
         unread = 0
         val ms = timings.passes.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) }.toSortedMap()
         if (ms.isEmpty()) return
-        // one-row passes may never happen (each round drafts): then the given curve says what one would take
+        // one-row passes may never happen (each round drafts): then the given curve estimates their time
         val one = ms.getValue(ms.firstKey()) / interpolate(given.toList(), ms.firstKey())
         currentPlainMs = one
         val all = (given + ms.mapValues { it.value / one } + (1 to 1.0)).toSortedMap()

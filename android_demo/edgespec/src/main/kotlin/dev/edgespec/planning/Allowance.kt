@@ -28,7 +28,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, limit: Long?, p
 
     private val least: Long by lazy { takes(this.use.copy(method = "ar", context = LEAST, chunk = CHUNKS.last())) }
 
-    /** Look at what is free again: [available] bytes beyond what is loaded, of which [kv] are keys and values of texts. */
+    /** Update the free memory: [available] bytes in addition to the loaded ones, of which [kv] are keys and values of texts. */
     fun renew(available: Long, kv: Long) {
         limit = available + kv + least
     }
@@ -71,7 +71,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, limit: Long?, p
         }
     }
 
-    /** Bytes that methods take beyond plain decoding's, all of them together. */
+    /** Additional bytes of methods over plain decoding, all of them together. */
     fun extra(methods: List<String>, tokens: Int): Long {
         if (limit == null) return 0
         val plain = use.copy(context = tokens, chunk = CHUNKS.last(), method = "ar")
@@ -101,7 +101,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, limit: Long?, p
 /** The system's current memory figures; on Android those of ActivityManager.MemoryInfo. */
 interface MemoryFacts {
     val total: Long // bytes of the machine
-    val available: Long // bytes that this process may take beyond what it has now
+    val available: Long // bytes that this process may allocate in addition
     val low: Boolean // whether the system is short of memory already
 }
 

@@ -141,7 +141,7 @@ internal fun nativeScratch(part: ModelPart, use: RunOptions, rows: Int, draft: B
         floats += 4L * facts.hidden
     }
     if (facts.layerEmbedding > 0) floats += facts.hidden + 2L * facts.layerEmbedding
-    facts.experts?.let { // rows among those sent to experts: what goes in, between, and out
+    facts.experts?.let { // rows among those sent to experts: inputs, intermediate values and outputs
         floats += it.chosen * (facts.hidden + it.inner).toLong() + it.count
         floats += it.chosen * (actBytes(part, facts.hidden) + actBytes(part, it.inner)) / 4
     }

@@ -138,7 +138,7 @@ fun readManifest(folder: File): Manifest {
     )
     try {
         return Reader(path, data.asJsonObject).manifest()
-    } catch (error: NumberFormatException) { // a number that is none, such as 1e999999999
+    } catch (error: NumberFormatException) { // not a valid number, such as 1e999999999
         throw BundleError("$path: ${error.message}", EXPORT_AGAIN, error)
     }
 }

@@ -229,7 +229,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
         return top(1, run).let { if (model.part.cut) it.copy(best = it.best!!.named(headTokens)) else it }
     }
 
-    /** As tokens; -1 where more are asked for than there are. */
+    /** As tokens; -1 where more were requested than exist. */
     private fun Best.named(tokens: IntArray?) =
         if (tokens == null) this else Best(IntArray(this.tokens.size) { tokens.getOrElse(this.tokens[it]) { -1 } }, logits, top)
 
@@ -256,7 +256,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int, encodes: Boolean = f
     override fun absorbGiven(given: FloatArray, n: Int) {
         loadRows(given, n)
         verifying(IntArray(n), null)
-        // of a block nothing but keys and values; else nothing reads what the last MLP gives
+        // for a block only keys and values; otherwise the output of the last MLP is not read
         parts(0, if (model.part.decoder?.block == null) layers else 0, false) {
             gates.bytes.put(2 * layers - 1, 0)
             launch(n, 0)

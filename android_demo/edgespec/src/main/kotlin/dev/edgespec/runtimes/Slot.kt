@@ -62,7 +62,7 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, AutoClosea
     /** Copy the data besides [part] that the next token reads; empty if there is none. */
     open fun state(): ByteArray = ByteArray(0)
 
-    /** Put back what [state] gave, between [takeUp] of the same tokens and [takenUp] -> whether it has the size of such a state. */
+    /** Restore the data of [state], between [takeUp] of the same tokens and [takenUp] -> whether its size is right. */
     open fun putState(state: ByteArray): Boolean = state.isEmpty()
 
     override fun prefill(tokens: IntArray) {

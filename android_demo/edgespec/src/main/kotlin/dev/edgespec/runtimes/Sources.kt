@@ -24,7 +24,7 @@ data class WritingRules(
     val noRepeat: Int = 0, val least: Int = 0, val leastNew: Int = 0, val most: Int? = null, val forcedEnd: Int? = null,
     val lengthPenalty: Double = 1.0, val earlyStopping: String = "false",
 ) {
-    /** Whether they say anything of which tokens may come. */
+    /** Whether they constrain any token. */
     val needed: Boolean
         get() = listOf(suppressed, beginSuppressed, badWords).any { it.isNotEmpty() } || maxOf(noRepeat, least, leastNew) > 0 ||
             forcedEnd != null

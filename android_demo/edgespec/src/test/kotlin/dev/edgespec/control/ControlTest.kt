@@ -15,7 +15,7 @@ private const val BUDGET = 8
 /** Named as Python's error, which the vectors quote. */
 private class ValueError(message: String) : Exception(message)
 
-/** A target that is asked for nothing but its size. */
+/** A target that has only a size. */
 private class Empty(override val trees: Boolean = true) : Target {
     override val vocabSize = 10
     override val context = 1000

@@ -11,7 +11,7 @@ import kotlin.system.exitProcess
 
 /* Requests that Python has served, served again here: see tests/support/agreement.py, which writes the file and starts this. */
 
-/** Guesses that the last token comes again. */
+/** Proposes the last token again. */
 private class LastToken : Proposer {
     override fun propose(tokens: IntArray, budget: Int) = Proposal(IntArray(minOf(budget, 3)) { tokens.last() })
 }
