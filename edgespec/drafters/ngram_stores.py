@@ -150,7 +150,7 @@ class NGramStore:
             )
 
     def likely(self, tail: Sequence[int], share: float) -> Hit | None:
-        """Find what followed the longest known end of ``tail`` in at least ``share`` of the cases; None: nothing."""
+        """Find the token after the longest known suffix of ``tail``, if its share is at least ``share``; else None."""
         key, keys = 0, []
         for token in reversed(tail[-N_MAX:]):
             key = (key ^ (token + 1)) * MULTIPLIER & _MASK
