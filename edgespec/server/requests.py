@@ -46,7 +46,7 @@ def _number(given: Any) -> Any:
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
-def _whole(least: int | None, most: int) -> Any:
+def _whole(least: float | None, most: float) -> Any:
     """Return the type of an integer within bounds.  They come before the validator, or its JSON schema lacks them."""
     return Annotated[int, Field(ge=least, le=most), BeforeValidator(_number)]
 
