@@ -132,6 +132,7 @@ def command(
     from edgespec.server.audio import MOST_BODY
     from edgespec.server.hosts import is_local
     from edgespec.server.models import Models, named_bundles
+    from edgespec.server.requestlog import LogWriter
     from edgespec.server.serving import Server, listen
 
     one_arena()
@@ -174,7 +175,9 @@ def command(
                 said = {"model": first.name, "models": names, "url": url, "page": page}
                 emit_json(said | {"methods": list(first.manifest.methods), "context": first.run.context})
 
-        Server(app, socket, limits, lambda text: click.echo(text, err=True), started, not options["no_log"]).run()
+        say = LogWriter(_log)
+        Server(app, socket, limits, say, started, not options["no_log"]).run()
+        say.flush()
 
 
 def _takes_much(folder: Path) -> bool:

@@ -36,7 +36,7 @@ from edgespec.server.models import Models
 from edgespec.server.openapi import describe
 from edgespec.server.readers import Readers, Told
 from edgespec.server.reading import Asking, no_model
-from edgespec.server.requestlog import MODEL, RequestLog
+from edgespec.server.requestlog import MODEL, LogWriter, RequestLog
 from edgespec.server.web import page_routes
 
 
@@ -247,10 +247,11 @@ def make_app(
         models: the bundles; the application frees them when it stops.
         access: who may use it.
         page: whether there is a page at ``/``.
-        log: takes a line for each request; None = none is written.
+        log: writes a line, in a thread of its own; None = none are written.
     """
     access, limits = access or Access(), models.limits
-    routes = _Routes(models, access, log)
+    writer = None if log is None else LogWriter(log)
+    routes = _Routes(models, access, writer)
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
@@ -266,7 +267,7 @@ def make_app(
             await routes.readers.close()
             await asyncio.to_thread(models.close)
 
-    middleware = [Middleware(RequestLog, log)] if log else []
+    middleware = [Middleware(RequestLog, writer)] if writer else []
     middleware.append(Middleware(Guard, access.hosts, access.origins))
     if access.origins:
         middleware.append(

@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import re
-import select
 import selectors
 import socket
 import struct
@@ -26,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from edgespec.server.hosts import client_of, known, names_of
-from edgespec.server.requestlog import line
+from edgespec.server.requestlog import LogWriter, line
 
 POSSIBLE = hasattr(socket, "send_fds") and sys.platform != "win32"
 HEAD = 1 << 13  # bytes of a request for /health, with its headers
@@ -265,11 +264,9 @@ def main(told: str) -> None:
     for one in (accepts, ours):
         one.setblocking(False)
     memory = mmap.mmap(state, mmap.PAGESIZE, access=mmap.ACCESS_READ)
-    _Acceptor(accepts, ours, memory, hosts, _log if log else lambda _: None).run()
+    _Acceptor(accepts, ours, memory, hosts, LogWriter(_log) if log else lambda _: None).run()
 
 
 def _log(text: str) -> None:
-    """Write a line on stderr, unless its reader is slow."""
-    if select.select([], [2], [], 0)[1]:
-        with suppress(OSError):
-            os.write(2, f"{text}\n".encode())
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode())

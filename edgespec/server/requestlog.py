@@ -32,24 +32,45 @@ def line(client: str, method: str, path: str, status: int, model: str, sent: int
     return f"{when} {client} {method} {path} {status or 'gone'} {model or '-'} {sent} B {ms:.0f} ms"
 
 
-class RequestLog:
-    """ASGI middleware that writes a line when a request has been answered.
+class LogWriter:
+    """Write lines in a separate thread.  If the log is not read, lines are dropped, and no caller waits.
 
-    A separate thread writes the lines.  If the log is not read, lines are dropped, and requests continue.
+    Args:
+        write: writes a line; it may block.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._lines: Queue[str] = Queue(MOST_LINES)
+        Thread(target=self._run, name="edgespec-log", daemon=True).start()
+
+    def __call__(self, text: str) -> None:
+        """Queue a line."""
+        with suppress(Full):
+            self._lines.put_nowait(text)
+
+    def flush(self, seconds: float = 1.0) -> None:
+        """Wait until all lines are written, at most this long."""
+        end = time.monotonic() + seconds
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        while True:
+            self._write(self._lines.get())
+            self._lines.task_done()
+
+
+class RequestLog:
+    """ASGI middleware that logs a line when a request has been answered.
 
     Args:
         app: the wrapped application.
-        say: takes the line.
+        log: takes the line, and never blocks.
     """
 
-    def __init__(self, app: ASGIApp, say: Callable[[str], None]) -> None:
-        self._app, self._say = app, say
-        self._lines: Queue[str] = Queue(MOST_LINES)
-        Thread(target=self._write, name="edgespec-log", daemon=True).start()
-
-    def _write(self) -> None:
-        while True:
-            self._say(self._lines.get())
+    def __init__(self, app: ASGIApp, log: LogWriter) -> None:
+        self._app, self._log = app, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,6 +88,4 @@ class RequestLog:
             await self._app(scope, receive, watched)
         finally:
             client = (scope.get("client") or ("-",))[0]
-            text = line(client, scope["method"], scope["path"], status, scope.get(MODEL, ""), sent, begun)
-            with suppress(Full):
-                self._lines.put_nowait(text)
+            self._log(line(client, scope["method"], scope["path"], status, scope.get(MODEL, ""), sent, begun))

@@ -373,3 +373,22 @@ def test_everything_comes_once_and_in_the_order_of_its_request(items: list[tuple
         for other in waiting - {client}:  # no client has two turns while another one waits
             assert turns[-len(waiting) :].count(client) <= 1 or other in turns[-len(waiting) :]
         turns.append(client)
+
+
+def test_a_log_that_nobody_reads_stops_no_request(chat_bundle: Path) -> None:
+    """Nothing that answers writes a line itself: a full pipe would stop it, and all clients with it."""
+    unread, lines = threading.Event(), list[str]()
+
+    def write(line: str) -> None:
+        lines.append(line)
+        unread.wait(60)
+
+    with TestClient(make_app(models_of(chat_bundle, "chatty"), log=write), base_url=URL) as client:
+        for name in ("first_new_field", "second_new_field", "third_new_field"):
+            messages = [{"role": "user", "content": "Hello"}]
+            asked = {"model": "chatty", "messages": messages, "max_tokens": 1, name: True}
+            assert client.post("/v1/chat/completions", json=asked).status_code == 200
+        assert client.get("/health").status_code == 200
+        assert len(lines) == 1
+        unread.set()
+    assert "first_new_field" in lines[0]
