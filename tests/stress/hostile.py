@@ -65,8 +65,12 @@ class Outcome:
     texts: list[float] = field(default_factory=list)
 
     def growth(self) -> float:
-        """Resident memory of the last quarter over the second one, less one."""
-        return growth(self.resident)
+        """Compare the server's resident memory of the last quarter with the second one.
+
+        The processes that read requests are not in it: each large request makes them larger for a moment, up to a limit
+        of their own, and they are replaced.
+        """
+        return growth(self.server or self.resident)
 
     def report(self) -> dict[str, Any]:
         return {
