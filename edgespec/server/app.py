@@ -247,7 +247,7 @@ def make_app(
         models: the bundles; the application frees them when it stops.
         access: who may use it.
         page: whether there is a page at ``/``.
-        log: writes a line, in a thread of its own; None = none are written.
+        log: writes a line, in a separate thread; None = none are written.
     """
     access, limits = access or Access(), models.limits
     writer = None if log is None else LogWriter(log)
