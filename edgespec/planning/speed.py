@@ -90,9 +90,9 @@ def measured_gain(manifest: Manifest, use: RunOptions, profile: Profile | None) 
         return 1.0, None
     if use.batch > 1:
         return None, None
-    if profile is not None:
-        there = (profile.operators, profile.device, profile.bundle)
-        if there == (use.operators, use.device, manifest_hash(manifest)) and (trial := profile.trials.get(use.method)):
+    if profile is not None and (trial := profile.trials.get(use.method)):
+        there = (profile.operators, profile.device)  # compared first: a hash writes the whole manifest
+        if there == (use.operators, use.device) and profile.bundle == manifest_hash(manifest):
             return trial.speedup, "calibrated"
     part, cost = manifest.methods[use.method], manifest.cost
     here = (use.operators, use.device) == (manifest.target.layout, "cpu")
