@@ -46,18 +46,13 @@ def _number(given: Any) -> Any:
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
-def _whole(least: float | None, most: float) -> Any:
-    """Return the type of an integer within bounds.  They come before the validator, or its JSON schema lacks them."""
-    return Annotated[int, Field(ge=least, le=most), BeforeValidator(_number)]
-
-
-Count = Annotated[int, Field(ge=0, le=WHOLE), BeforeValidator(_number)]
-Most = Annotated[
-    int, Field(ge=0, le=SEED), BeforeValidator(_number)
-]  # tokens; clients write any large number for as many as there are
+# of a type's annotations the last one: after it, bounds would be missing in the JSON schema
+INTEGRAL = BeforeValidator(_number)
+Count = Annotated[int, Field(ge=0, le=WHOLE), INTEGRAL]
+Most = Annotated[int, Field(ge=0, le=SEED), INTEGRAL]  # tokens; clients write any large number for as many as there are
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Likeliest = Annotated[int, Field(ge=0, le=MOST_LIKELIEST), BeforeValidator(_number)]
+Likeliest = Annotated[int, Field(ge=0, le=MOST_LIKELIEST), INTEGRAL]
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
 Ids = Annotated[list[Count], Field(min_length=1)]
@@ -118,7 +113,8 @@ def _field(values: Range) -> Any:
     if values.choices:
         return Literal[values.choices]
     if values.kind is int:
-        return _whole(values.least, WHOLE if values.most is None else values.most)
+        most = WHOLE if values.most is None else values.most
+        return Annotated[int, Field(ge=values.least, le=most), INTEGRAL]
     if values.kind is float:
         return Annotated[float, Field(ge=values.least, le=values.most, allow_inf_nan=False)]
     return bool if values.kind is bool else Name
@@ -169,10 +165,10 @@ class CompletionBase(SamplingFields):
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
         "verbosity", "cache_prompt", "usage",
     )  # fmt: skip
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES), BeforeValidator(_number)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES), INTEGRAL] | None = None
     stream_options: StreamOptions | None = None
     stop: Stops = None
-    seed: Annotated[int, Field(ge=-SEED, le=SEED), BeforeValidator(_number)] | None = None
+    seed: Annotated[int, Field(ge=-SEED, le=SEED), INTEGRAL] | None = None
     logit_bias: Annotated[dict[Token, Bias], Field(max_length=MOST_BIASES)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
