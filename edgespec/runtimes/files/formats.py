@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -30,8 +30,6 @@ class FormatSpec:
     number: int  # of ``kind`` in C++; that of float32 stays the largest
     bits: int  # of a weight
     size: int  # weights of a row that share a scale; 0 = the whole row, or no scale
-    # time of a native pass over n rows over that of one row, measured (docs/dev/measurements.md)
-    verify: Mapping[int, float]
     devices: bool = False  # whether graphs for devices have it
 
     @property
@@ -72,22 +70,16 @@ class FormatSpec:
         return self.bits + (16 / self.size if self.size else 0)
 
 
-# verify: 2 threads, short contexts.  A row of int4-64 takes as long as one of int4, .95 to 1.06, though it reads 17
-# bytes for 32 weights and int4 18
 SPECS: dict[Format, FormatSpec] = {
     spec.name: spec
     for spec in (
-        FormatSpec("int4", "q4", 0, 4, 32, {1: 1.0, 2: 1.04, 4: 1.13, 8: 1.64, 16: 3.05}, devices=True),
-        FormatSpec("int4-64", "q4x64", 3, 4, 64, {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.6, 16: 2.84}),
-        FormatSpec("int8", "p8", 4, 8, 32, {1: 1.0, 2: 1.08, 4: 1.16, 8: 1.55, 16: 2.2}, devices=True),
-        FormatSpec(
-            "w8a8", "c8", 2, 8, 0, {1: 1.0, 2: 1.04, 4: 1.05, 8: 1.25, 16: 1.75},
-        ),
-        FormatSpec(
-            "fp32", "f32", 18, 32, 0, {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2}, devices=True,
-        ),
+        FormatSpec("int4", "q4", 0, 4, 32, devices=True),
+        FormatSpec("int4-64", "q4x64", 3, 4, 64),
+        FormatSpec("int8", "p8", 4, 8, 32, devices=True),
+        FormatSpec("w8a8", "c8", 2, 8, 0),
+        FormatSpec("fp32", "f32", 18, 32, 0, devices=True),
     )
-}  # fmt: skip
+}
 FORMATS: tuple[Format, ...] = tuple(SPECS)  # that weights can be rounded to
 BLOCK_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.size)
 FOUR_BITS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.bits == 4)
@@ -99,7 +91,7 @@ KINDS: dict[Kind, FormatSpec] = {
 # the weights of a GGUF file as they are: each matrix has its own kind (``GGML``, ``HALVES``, q4, p8), or is int8 where
 # there is none.  Figures are those of Q4_K, of which most such files consist
 FILE: Format = "file"
-SPECS[FILE] = FormatSpec(FILE, "q4_k", 10, 4, 0, {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.75, 16: 3.2})
+SPECS[FILE] = FormatSpec(FILE, "q4_k", 10, 4, 0)
 
 
 @dataclass(frozen=True)
