@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 ) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q4_1)
     options = ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", format="file", quick=True)
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(total=1 << 40, free=1000))
     with pytest.raises(ExportError, match=r"need .* of disk"):
         export_model(options, golden=False)
     assert not (tmp_path / "bundle").exists()
