@@ -22,11 +22,13 @@ from onnx import helper
 from benchmarks.attention import aligned, session_of
 from benchmarks.common import alternate, conditions, show
 from edgespec.export.emit.graph import EDGESPEC
+from edgespec.runtimes.files.formats import GGML, HALVES
 from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.ort.native_library import read_bandwidth
 from edgespec.runtimes.slots.shared import Bound
 
 SHAPES = {  # [n, k] of a layer: q k v, o, gate, up, down
+    "qwen2.5-1.5b": [(2048, 1536), (1536, 1536), (8960, 1536), (8960, 1536), (1536, 8960)],
     "qwen2.5-0.5b": [(1152, 896), (896, 896), (4864, 896), (4864, 896), (896, 4864)],
     "llama-3.2-1b": [(3072, 2048), (2048, 2048), (8192, 2048), (8192, 2048), (2048, 8192)],
 }
@@ -36,8 +38,8 @@ ROWS = (1, 2, 4, 8, 16)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--kind", choices=["q4", "q8", "c8", "f32"], default="q4")
+    parser.add_argument("--shapes", default="qwen2.5-0.5b,llama-3.2-1b", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--kind", choices=["q4", "q8", "c8", "f32", *GGML, *HALVES], default="q4")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=25)
     arguments = parser.parse_args()
@@ -74,7 +76,7 @@ def _passes(folder: Path, shapes: Any, kind: Any, threads: int) -> tuple[dict[st
     weights: dict[str, Any] = {"rows": random.standard_normal((16, widest)).astype(np.float32)}
     for layer in range(layers):
         for at, matrix in enumerate(matrices):
-            form = "f32" if kind == "f32" else "c8" if kind == "c8" else "q4"
+            form = "f32" if kind in ("f32", *HALVES) else "c8" if kind == "c8" else "q4"
             steps.append(f"quantize x=0 k={matrix.k} kind={form} out=0")
             steps.append(f"linear act=0 w={len(weights)} kind={kind} n={matrix.n} k={matrix.k} out=1")
             weights[f"w{layer}.{at}"] = _packed(matrix, random)
@@ -113,6 +115,8 @@ def _packed(matrix: Packed, random: np.random.Generator) -> Any:
     elif matrix.kind == "c8":
         levels8 = random.integers(-63, 64, (matrix.n, matrix.k)).astype(np.int8)
         pieces = matrix.pack_channels([(levels8, np.full(matrix.n, 0.01, np.float32))])
+    elif matrix.kind in (*GGML, *HALVES):  # no byte is of a float16 that is negative, infinite or not a number
+        pieces = [random.integers(0, 64, matrix.nbytes).astype(np.uint8)]
     else:
         pieces = matrix.pack_floats([random.standard_normal((matrix.n, matrix.k)).astype(np.float32)])
     return aligned(np.concatenate(list(pieces)))
