@@ -121,7 +121,7 @@ def main() -> None:
     A failure is a message on stderr, and with ``--json`` also an object on stdout.
     """
     _open_outputs()
-    gc.set_threshold(50_000, 20)  # imports and vocabularies make millions of objects that stay: 700 took a second of an export
+    gc.set_threshold(50_000, 20)  # what imports and vocabularies make stays: the default 700 took a second of an export
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a Windows code page lacks many characters
     with suppress(ValueError):  # not in the main thread
