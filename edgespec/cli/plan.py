@@ -103,6 +103,8 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     draft, context, text_only = options["draft"], options["context"], options["text_only"]
     how: dict[str, Any] = {name: options[name] for name in ("draft", "context", "revision", "text_only")}
     opened = PlannedSource(source, options["revision"])
+    if _recipe_chose_context(options) and context > opened.architecture(text_only=text_only).most_context:
+        how["context"] = context = None  # the model's own, as in an export by a recipe
     how["methods"] = options["methods"] or (
         *possible_methods(opened, text_only),
         *(needing("draft") if draft else ()),
@@ -220,6 +222,9 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
     options = _by_recipe(options, sources)
     profile = _foreign(options["device"])
     found = [option for source in dict.fromkeys(sources) for option in _options(source, options, profile is None)]
+    if _recipe_chose_context(options):
+        most = max(one.manifest.target.facts.context for one in found)
+        options |= {"context": min(options["context"], most)}
     plan = make_plan(
         found, _request(options, profile or next((one.profile for one in found if one.profile), None), profile)
     )
@@ -255,6 +260,12 @@ def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, A
     if any(_is_bundle(source) for source in sources):
         del found["formats"]
     return options | found | asked
+
+
+def _recipe_chose_context(options: dict[str, Any]) -> bool:
+    """Whether the context is a recipe's, which is cut to the model's own."""
+    source = click.get_current_context().get_parameter_source("context")
+    return options["context"] is not None and source is ParameterSource.DEFAULT
 
 
 def _foreign(device: str) -> Profile | None:

@@ -184,6 +184,8 @@ def test_the_list(command: Command, name: str) -> None:
 
 def test_a_plan_says_what_a_recipe_needs(command: Command) -> None:
     recipe = ("plan", TARGET, "--recipe", "laptop-1b-chat", "--context", "256")
+    longer = command(*recipe[:4], "--json").json["candidates"]  # the recipe's context is beyond the model's
+    assert {one["context"] for one in longer} == {1024}
     needs = {one["method"]: one["needs"] for one in command(*recipe, "--json").json["candidates"]}
     assert needs["speculative"] == f"needs a draft: edgespec train draft {TARGET} -o draft"
     assert needs["ngram"] is None
