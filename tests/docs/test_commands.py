@@ -16,6 +16,7 @@ from tests.docs.conftest import NAMES, commands, inline
 
 # options of other programs that pages name without the program
 FOREIGN = {"--merge", "--from", "--cpu", "--num_processes", "--calibrate-on", "--most", "--root"}
+FOREIGN |= {"--temp", "--repeat-penalty", "--lora", "--mmproj", "--prompt-cache"}  # llama.cpp's
 
 
 def words_of(line: str) -> list[list[str]]:
