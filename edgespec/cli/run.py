@@ -131,7 +131,7 @@ def command(bundle: str, prompts: tuple[str, ...], method: str | None, **options
     edgespec run Qwen/Qwen2.5-0.5B-Instruct
     edgespec run demo --prompt "ROMEO:" --method self-spec --show-drafts
     edgespec run demo --prompt "ROMEO:" --method chain --set proposers=ngram,self-spec
-    echo "Summarise: ..." | edgespec run demo --prompt - --json
+    echo "Summarize: ..." | edgespec run demo --prompt - --json
     edgespec run demo --prompt "ROMEO:" --method ngram --ngram-store my-texts.store
     edgespec run my-chat-model --chat --template-option enable_thinking=false
     edgespec run my-chat-model --chat --session talk.session
