@@ -63,7 +63,7 @@ def _command(path: str, command: click.Command) -> str:
         records = [found for param in shown if (found := param.get_help_record(ctx))]
         if records:
             head = "option" if heading == COMMON else heading.lower()
-            lines.append(_table((head, ""), [(f"`{name}`", _code(text)) for name, text in records]))
+            lines.append(_table((head, "meaning"), [(f"`{name}`", _code(text)) for name, text in records]))
     return "\n".join(lines)
 
 

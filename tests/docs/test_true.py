@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
+from benchmarks.shapes import SHAPES
 from edgespec.cli.app import EXTRAS, cli
 from edgespec.drafters.registry import searching
+from edgespec.export.options import ExportOptions
+from edgespec.export.plan_manifest import plan_bundle
+from edgespec.planning.plan import Option, PlanRequest, make_plan
+from edgespec.runtimes.options import LoadOptions
 from tests.docs.conftest import ROOT, first_column, section, text_of
 
 DEMO = {"ar", "ngram", "speculative", "auto"}  # what the bundle of README and Getting started holds
@@ -63,6 +70,24 @@ def test_every_embedded_file_has_a_license() -> None:
         f"tests/data/{path.name}" for path in (ROOT / "tests/data").iterdir() if path.is_dir() and path.name not in own
     }
     assert data <= first_column(section(page, "Texts and test data"))
+
+
+def test_memory_by_model_is_what_plan_predicts(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| ([A-Z][\w. ]+B) \| ([\d |]+) \|$", text_of("docs/guides/raspberry-pi.md"), re.M)
+    assert len(rows) >= 5
+    for model, figures in rows:
+        shape = SHAPES[model.lower().replace(" ", "-")]
+        (tmp_path / "config.json").write_text(json.dumps(shape), "utf-8")
+        planned = []
+        for form in ("int4", "int8"):
+            for context in (2048, 8192):
+                bundle = plan_bundle(ExportOptions(str(tmp_path), format=form, context=context))
+                request = PlanRequest(64 << 30, load=LoadOptions(context=context, operators="native", threads=2))
+                runs = make_plan([Option(bundle, model, ())], request).candidates
+                run = next(run for run in runs if run.use.method == "ngram" and not run.approximates)
+                planned.append(run.memory.peak)
+        said = [int(figure) for figure in figures.split(" | ")]
+        assert said == pytest.approx([peak / 2**20 for peak in planned], rel=0.02), model
 
 
 def test_instruction_sets() -> None:
