@@ -6,7 +6,7 @@ both files (``tests/tools/test_constants.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import fill
 
@@ -19,6 +19,7 @@ from edgespec.planning.traffic import weight_size
 from edgespec.runtimes.files import formats
 from edgespec.runtimes.files.formats import GGML, HALVES, KEYS, KINDS, NO_KEYS, SPECS, FormatSpec, GgmlSpec
 from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.files.migration import RENAMED
 from edgespec.runtimes.options import GAMMA
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 from edgespec.runtimes.text.languages import LISTED, MEMBERS
@@ -116,6 +117,7 @@ def kotlin() -> str:
         f'"{name}" to KvFormat("{kv.keys}", "{kv.values}", window = {kv.window}, sinks = {kv.sinks}),'
         for name, kv in ATTENTION.items()
     ]
+    renamed = [f'"{place}" to mapOf({", ".join(_pairs(names))}),' for place, names in RENAMED.items()]
     gammas = {name: method.gamma for name, method in METHODS.items() if method.gamma}
     lines = [
         NOTE,
@@ -156,17 +158,17 @@ def kotlin() -> str:
         "",
         *_map("ATTENTION", attention),
         "",
+        "// keys of manifests up to schema 5 and their names since, by the place of their object",
+        "internal val RENAMED = mapOf(",
+        *(part for line in renamed for part in _wrapped(line)),
+        ")",
+        "",
         "// languages by codes of ISO 639-1 and 639-3 and by name; members of macrolanguages that models have instead",
         'internal const val LANGUAGES = """',
         *LISTED.strip().splitlines(),
         '"""',
         "internal val MEMBERS = mapOf(",
-        *fill(
-            ", ".join(f'"{one}" to "{member}"' for one, member in MEMBERS.items()) + ",",
-            120,
-            initial_indent="    ",
-            subsequent_indent="    ",
-        ).splitlines(),
+        *_wrapped(", ".join(_pairs(MEMBERS)) + ","),
         ")",
     ]
     return "\n".join(lines) + "\n"
@@ -191,6 +193,15 @@ def _numbers(table: tuple[int, ...]) -> str:
 
 def _kind(spec: FormatSpec) -> str:
     return f"k{spec.kind[0].upper()}{spec.kind[1:]}"
+
+
+def _wrapped(line: str) -> list[str]:
+    whole = line.replace(" to ", "\xa0to\xa0")  # pairs stay on a line
+    return fill(whole, 120, initial_indent="    ", subsequent_indent="    ").replace("\xa0", " ").splitlines()
+
+
+def _pairs(names: Mapping[str, str]) -> list[str]:
+    return [f'"{one}" to "{other}"' for one, other in names.items()]
 
 
 def _quoted(names: Iterable[str]) -> list[str]:

@@ -53,7 +53,7 @@ def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
         "index": "index.json",
         "layout": "native",
         "converted": "model.stock.data",
-        "headroom": 64,
+        "extra_rows": 64,
         "min_rows": 0,
         "attention": {"default": attention, "tables": "tables.safetensors", "learnt": ["int4", "nomad1", "nomad2"],
                       "gates": gates, "positions": 9, "depth": 9, "text": "a text", "text_sha256": HASH},
@@ -65,26 +65,28 @@ def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
         "head_vocab": {"file": "head.bin", "size": 100},
         "cut": False,
         "origin": "edgespec",
-        "tapped": [1, 3],
+        "aux_hidden_layers": [1, 3],
     }  # fmt: skip
 
 
 def _encoded(shared: bool) -> dict[str, Any]:
     """Return the parts that an encoder-decoder of sound adds; ``shared``: of a draft without an encoder."""
-    source = {"kind": "features", "most": FACTS["context"], "width": FACTS["hidden"],
+    source = {"kind": "features", "max_rows": FACTS["context"], "width": FACTS["hidden"],
               "features": {"bands": 80, "frames": 2 * FACTS["context"], "columns": 256},
               "shares_encoder": shared}  # fmt: skip
     return {"source": source} | ({} if shared else {"encoder": _model({}, "int8", "f32") | {"heads": []}})
 
 
 TEXT = {
-    "source": ["from", "text", 2], "begin": [2, "to"], "languages": {"eng_Latn": 5, "kor_Hang": 6},
+    "source": ["from", "text", 2], "prefix_tokens": [2, "to"], "languages": {"eng_Latn": 5, "kor_Hang": 6},
     "prefixes": {"translation_en_to_de": "translate: "}, "default_from": "eng_Latn", "default_to": "kor_Hang",
-    "rules": {"suppressed": [3], "begin_suppressed": [4], "bad_words": [[5, 6]], "no_repeat": 3, "least": 1,
-              "most": 200, "forced_end": 2, "beams": 4, "length_penalty": 1.5, "early_stopping": True},
+    "rules": {"suppress_tokens": [3], "begin_suppress_tokens": [4], "bad_words_ids": [[5, 6]],
+              "no_repeat_ngram_size": 3, "min_length": 1, "max_length": 200, "forced_eos_token_id": 2, "beams": 4,
+              "length_penalty": 1.5, "early_stopping": True},
 }  # fmt: skip
 SPEECH = {"start": 7, "languages": {"en": 8}, "tasks": {"transcribe": 9}, "no_timestamps": 10, "previous": 11,
-          "no_speech": 12, "suppressed": [1], "suppressed_first": [2], "latest_first": 50}  # fmt: skip
+          "no_speech": 12, "suppress_tokens": [1], "begin_suppress_tokens": [2],
+          "max_initial_timestamp_index": 50}  # fmt: skip
 
 
 def manifests() -> Iterator[dict[str, Any]]:
@@ -136,7 +138,7 @@ def manifests() -> Iterator[dict[str, Any]]:
         }
         if number == 1:
             data |= {"text": TEXT, "speech": SPEECH}
-            data["golden"] = [{"prompt": [1, 2], "begin": [7], "method": "ar", "tokens": [3, 4]}]
+            data["golden"] = [{"prompt": [1, 2], "prefix_tokens": [7], "method": "ar", "tokens": [3, 4]}]
         made = Manifest.model_validate(data).target.facts
         sizes = {name: [kv.nbytes(made, tokens) for tokens in (1, 128, 1000)] for name, kv in ATTENTION.items()}
         yield {"manifest": data, "kv_bytes": sizes}

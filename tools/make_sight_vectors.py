@@ -28,7 +28,7 @@ def pictures() -> Iterator[dict[str, Any]]:
     """Cut pictures of odd sizes."""
     for how in KINDS:
         part = ImagePart.model_validate(
-            {"processor": how, "words": WORDS, "merge": {"how": "blocks", "factor": 2}, "most": 1024}
+            {"processor": how, "prompt_template": WORDS, "merge": {"how": "blocks", "factor": 2}, "max_rows": 1024}
         )
         cut = {}
         for height, width in SIZES:

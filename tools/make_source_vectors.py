@@ -19,12 +19,13 @@ from tools.vector_rows import row
 
 VOCAB, EOS, NO_TIMES = 24, 9, 13  # of which 14 and on are times
 SPEECH: dict[str, Any] = {"start": 10, "languages": {"en": 11}, "tasks": {"translate": 12}, "no_timestamps": NO_TIMES,
-                          "suppressed": [2], "suppressed_first": [3, EOS], "latest_first": 4}  # fmt: skip
+                          "suppress_tokens": [2], "begin_suppress_tokens": [3, EOS],
+                          "max_initial_timestamp_index": 4}  # fmt: skip
 WRITING: list[dict[str, Any]] = [
-    {"suppressed": [4], "begin_suppressed": [1, 2]},
-    {"bad_words": [[5], [9], [1, 2], [1, 2, 3]], "least": 6},
-    {"no_repeat": 2, "forced_end": 9},
-    {"no_repeat": 3, "suppressed": [0]},
+    {"suppress_tokens": [4], "begin_suppress_tokens": [1, 2]},
+    {"bad_words_ids": [[5], [9], [1, 2], [1, 2, 3]], "min_length": 6},
+    {"no_repeat_ngram_size": 2, "forced_eos_token_id": 9},
+    {"no_repeat_ngram_size": 3, "suppress_tokens": [0]},
 ]
 CODES = [["eng_Latn", "kor_Hang", "nob_Latn", "zho_Hans", "zho_Hant"], ["en", "ko", "no", "zh"], ["fra", "kor"]]
 LONG = (
@@ -49,8 +50,10 @@ def rules() -> Iterator[dict[str, Any]]:
     for number in range(48):
         text = [int(rng.integers(14, VOCAB) if rng.random() < 0.6 else rng.integers(0, 9)) for _ in range(number % 7)]
         times, prefix = number % 4 > 0, [10, 11, *text]
-        names = ("suppressed", "suppressed_first")
-        how = {name: tuple(SPEECH[name]) for name in names} | {"latest_first": SPEECH["latest_first"]}
+        names = ("suppress_tokens", "begin_suppress_tokens")
+        how = {name: tuple(SPEECH[name]) for name in names} | {
+            "max_initial_timestamp_index": SPEECH["max_initial_timestamp_index"]
+        }
         bound_by = SpeechRules(VOCAB, 2, EOS, NO_TIMES + 1, times, NO_TIMES, **how)
         allowed = _allowed(bound_by, prefix, number)
         yield {"speech": SPEECH, "timestamps": times, "prefix": prefix, "row": number, "allowed": allowed}

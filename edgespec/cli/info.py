@@ -128,7 +128,7 @@ def _beside(manifest: Manifest) -> Iterator[tuple[str, str]]:
     from edgespec.drafters.registry import needing
 
     if manifest.drafter:
-        drafter, tapped = manifest.drafter.facts, manifest.target.tapped
+        drafter, tapped = manifest.drafter.facts, manifest.target.aux_hidden_layers
         what = f"{drafter.architecture}, {drafter.parameters / 1e6:.2f}M parameters, after layers {tapped}"
         yield "drafter", what + _cut(manifest.drafter)
     if manifest.draft:
@@ -211,7 +211,7 @@ def _format(part: ModelPart) -> str:
     words: str = part.format
     if part.format in BLOCK_FORMATS:
         words += f", {part.quantizer}"
-    words += f", {part.fine:.0%} of the layers int8" if part.fine else ""
+    words += f", {part.int8_fraction:.0%} of the layers int8" if part.int8_fraction else ""
     words += f", embedding {part.embedding_format}" if part.embedding_format else ""
     return words + (f", head {part.head_format}" if part.head_format else "")
 

@@ -32,7 +32,7 @@ def parts_of(engine: Engine, text: str, settings: Settings) -> list[str]:
     assert texts is not None
     languages = settings.source_language, settings.target_language
     texts.begin(*languages)  # an unknown language is reported once
-    most = source.most
+    most = source.max_rows
     return [part.strip() or part for part in pieces(text, lambda part: len(texts.encode(part, *languages)) <= most)]
 
 

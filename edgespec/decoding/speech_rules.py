@@ -26,15 +26,15 @@ class SpeechRules:
     first_time: int  # the token of 0.00 s; each later one up to the end of the vocabulary adds 20 ms
     timestamps: bool = True  # whether the text has them
     no_timestamps: int | None = None  # the token that says of a text that it has none, which is never written
-    suppressed: tuple[int, ...] = ()  # tokens that are never written
-    suppressed_first: tuple[int, ...] = ()  # tokens that do not begin a text
-    latest_first: int | None = 50  # the latest a text may begin, in steps of 20 ms; None = whenever
+    suppress_tokens: tuple[int, ...] = ()  # tokens that are never written
+    begin_suppress_tokens: tuple[int, ...] = ()  # tokens that do not begin a text
+    max_initial_timestamp_index: int | None = 50  # the latest a text may begin, in steps of 20 ms; None = whenever
     scored: bool = True  # log-probabilities are those under the rules
 
     @cached_property
     def _always(self) -> NDArray[np.bool_]:  # [vocab]
         mask = np.ones(self.vocab, np.bool_)
-        mask[list(self.suppressed)] = False
+        mask[list(self.suppress_tokens)] = False
         if self.timestamps and self.no_timestamps is not None:
             mask[self.no_timestamps] = False
         return mask
@@ -44,7 +44,7 @@ class SpeechRules:
         mask = self._always.copy()
         text = prefix[self.prompt :]
         if not len(text):
-            mask[list(self.suppressed_first)] = False
+            mask[list(self.begin_suppress_tokens)] = False
         if self.timestamps:
             self._pair(mask, text)
             if row is not None:
@@ -60,8 +60,8 @@ class SpeechRules:
         first = self.first_time
         if not len(text):
             mask[:first] = False
-            if self.latest_first is not None:
-                mask[first + self.latest_first + 1 :] = False
+            if self.max_initial_timestamp_index is not None:
+                mask[first + self.max_initial_timestamp_index + 1 :] = False
             return
         ends = text[-1] >= first
         opens = ends and (len(text) < 2 or text[-2] >= first)  # that time begins a segment: words come next

@@ -266,7 +266,7 @@ def by_high_planes(manifest: Manifest) -> MethodPart:
         return MethodPart(skip=skip)
     curve = CostModel(_INT8_ROWS)
     gains = {
-        gamma: speedup(HIGH_PLANES.acceptance, gamma, 1 - target.low_bytes / entry.size, curve.v)
+        gamma: speedup(HIGH_PLANES.acceptance, gamma, 1 - target.low_nibble_bytes / entry.size, curve.v)
         for gamma in range(1, 9)
     }
     gamma = max(gains, key=lambda one: gains[one])

@@ -27,14 +27,16 @@ class CaptionReader(SpanReader):
 
     def __init__(self, bundle: Bundle, threads: int | None, rows: InsertedRows, part: CaptionPart) -> None:
         super().__init__(bundle, threads, rows)
-        file, front = bundle.path / part.nothing, self._model.front
+        file, front = bundle.path / part.unconditional, self._model.front
         if len(front) != 2 or not file.is_file() or not (bundle.path / SOURCE_TOKENIZER).is_file():
             raise BundleError(f"{bundle.path}: lacks what reads captions", "export the bundle again")
         self.codec = TextCodec(bundle.path, checked=bundle.checked, file=SOURCE_TOKENIZER)
         nothing = np.fromfile(file, "<f4")
-        if not len(nothing) or len(nothing) % part.most:
-            raise BundleError(f"{file}: {4 * len(nothing)} bytes, expected {part.most} equal rows", "export it again")
-        self._nothing = nothing.reshape(part.most, -1)  # [most, width]
+        if not len(nothing) or len(nothing) % part.max_tokens:
+            raise BundleError(
+                f"{file}: {4 * len(nothing)} bytes, expected {part.max_tokens} equal rows", "export it again"
+            )
+        self._nothing = nothing.reshape(part.max_tokens, -1)  # [max_tokens, width]
 
     def caption(self, text: str, other: str = "") -> tuple[MultimodalTokens, list[int]]:
         """Make the rows of a caption -> a prompt of them, which also keeps those of guidance's other half, and these.

@@ -83,9 +83,10 @@ class Encoding:
         if features != (wanted.kind == "features"):
             got, what = ("features", "a text or token ids") if features else ("a text", "rows of features")
             raise InvalidRequest(f"got {got}, but this model reads {what}")
-        if not 0 < len(source.content) <= wanted.most:
+        if not 0 < len(source.content) <= wanted.max_rows:
             raise InvalidRequest(
-                f"a source of {len(source.content)} {'rows' if features else 'tokens'}: expected 1 to {wanted.most}",
+                f"a source of {len(source.content)} {'rows' if features else 'tokens'}: "
+                f"expected 1 to {wanted.max_rows}",
                 "cut it into parts",
             )
         if not features:

@@ -91,7 +91,7 @@ class MediaReader(SpanReader):
         self._keeps = draft is not None and draft.sense is not None  # images and recordings, which the draft also reads
 
     def prompt(self, codec: TextCodec, parts: Sequence[str | Image | Audio]) -> MultimodalTokens:
-        written = self.part.words.written or self.part.words.placeholder
+        written = self.part.prompt_template.written or self.part.prompt_template.placeholder
         text = "".join(part if isinstance(part, str) else written for part in parts)
         return self._encoded(codec, text, [part for part in parts if not isinstance(part, str)], True)
 
@@ -99,20 +99,20 @@ class MediaReader(SpanReader):
         self, codec: TextCodec, messages: Sequence[Any], tools: Sequence[Any] | None, **how: Any
     ) -> MultimodalTokens:
         plain, held = apart(messages, self.kind)
-        written = codec.render_chat(plain, tools, also=self.part.words.placeholder, **how)
+        written = codec.render_chat(plain, tools, also=self.part.prompt_template.placeholder, **how)
         images = [self.of(one) for one in held]
         texts = self._texts(images)
-        written = written.changed(lambda text: expanded(text, self.part.words, texts))
+        written = written.changed(lambda text: expanded(text, self.part.prompt_template, texts))
         return self.place(codec.encode_chat(written), images)
 
     def ask(self, codec: TextCodec, around: tuple[str, str], part: Image | Audio) -> MultimodalTokens:
-        text = (self.part.words.written or self.part.words.placeholder).join(around)
+        text = (self.part.prompt_template.written or self.part.prompt_template.placeholder).join(around)
         return self._encoded(codec, text, [part], False, keep=False)
 
     def _encoded(
         self, codec: TextCodec, text: str, images: Sequence[Any], special: bool, keep: bool = True
     ) -> MultimodalTokens:
-        text = expanded(text, self.part.words, self._texts(images))
+        text = expanded(text, self.part.prompt_template, self._texts(images))
         return self.place(codec.encode(text, special=special), images, keep=keep)
 
     def _texts(self, images: Sequence[Any]) -> list[str]:
@@ -127,11 +127,11 @@ class MediaReader(SpanReader):
         start = time.perf_counter()
         made = [self.rows_of(image, owner, keep) for image in images]
         own, found = [token for one in made for token in one.tokens], list(tokens)
-        at = [number for number, token in enumerate(found) if token == self.part.words.id]
+        at = [number for number, token in enumerate(found) if token == self.part.prompt_template.id]
         if len(at) != len(own):
             raise InvalidRequest(
                 f"a text with {len(at)} places for the {len(own)} rows of {len(images)} parts of type {self.kind}",
-                f"leave {self.part.words.token!r} out of what you write",
+                f"leave {self.part.prompt_template.token!r} out of what you write",
             )
         for number, token in zip(at, own, strict=True):
             found[number] = token

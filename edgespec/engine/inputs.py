@@ -130,8 +130,8 @@ class Inputs:
     def prepare_draft(self, name: str, model: Model) -> None:
         """Set up a draft for the texts of the target."""
         sense = self._manifest.target.sense
-        if sense is not None and sense.words.id < model.facts.vocab:
-            model.inserted.instead = sense.words.id
+        if sense is not None and sense.prompt_template.id < model.facts.vocab:
+            model.inserted.instead = sense.prompt_template.id
 
     def close(self) -> None:
         """Free the encoders and their outputs."""
@@ -203,7 +203,7 @@ class SourceInputs(Inputs):
             return tuple(self.sources.begin(settings.source_language, settings.target_language))
         if speech is not None:
             return tuple(speech.begin())
-        return tuple(token for token in text.begin if isinstance(token, int)) if text else ()
+        return tuple(token for token in text.prefix_tokens if isinstance(token, int)) if text else ()
 
     def require_decoder(self, otherwise: str, hint: str | None = None) -> None:
         raise InvalidRequest(otherwise, hint)

@@ -16,9 +16,9 @@ from edgespec.runtimes.text.rules import RuledText
 def with_length(engine: LoadedBundle, settings: Settings, begin: Sequence[int]) -> Settings:
     """Give a request without a length the model's own, if it has one."""
     text = engine.bundle.manifest.text
-    if text is None or text.rules.most is None or settings.max_new_tokens is not None:
+    if text is None or text.rules.max_length is None or settings.max_new_tokens is not None:
         return settings
-    return replace(settings, max_new_tokens=max(1, min(text.rules.most, engine.context) - len(begin)))
+    return replace(settings, max_new_tokens=max(1, min(text.rules.max_length, engine.context) - len(begin)))
 
 
 def sampling_of(engine: LoadedBundle, settings: Settings, prompt: Sequence[int]) -> SamplingParams:
@@ -45,7 +45,7 @@ def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, be
     if rules is None or not RuledText.needed(rules):
         return sampling
     if settings.ignore_eos:
-        rules = rules.model_copy(update={"forced_end": None})
+        rules = rules.model_copy(update={"forced_eos_token_id": None})
     length = min(engine.context, len(begin) + (settings.max_new_tokens or engine.context))
     bound = RuledText(rules, manifest.target.facts.vocab, ends, len(begin), length, sampling.constraint)
     return replace(sampling, constraint=bound)

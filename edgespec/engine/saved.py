@@ -154,8 +154,8 @@ def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, con
                 f"{file}: saved with other {name[:20]}{what}",
                 "load that bundle, and as it was loaded then; or delete the file",
             )
-    vocab, headroom = manifest.target.facts.vocab, manifest.target.headroom
-    if len(saved.tokens) > context or saved.furthest > context + headroom:
+    vocab, extra = manifest.target.facts.vocab, manifest.target.extra_rows
+    if len(saved.tokens) > context or saved.furthest > context + extra:
         raise SessionError(
             f"{file}: a text of {len(saved.tokens)} tokens: expected at most {context}, the context",
             "load the bundle with a longer context",

@@ -321,9 +321,9 @@ class Transcription:
             first_time=speech.first_time,
             timestamps=self._settings.timestamps,
             no_timestamps=speech.no_timestamps,
-            suppressed=tuple(speech.suppressed),
-            suppressed_first=tuple(speech.suppressed_first),
-            latest_first=speech.latest_first,
+            suppress_tokens=tuple(speech.suppress_tokens),
+            begin_suppress_tokens=tuple(speech.begin_suppress_tokens),
+            max_initial_timestamp_index=speech.max_initial_timestamp_index,
         )
         sampling = replace(self._sampling, temperature=temperature, constraint=rules)
         written = Written(temperature=temperature)

@@ -1,8 +1,8 @@
 """Transcripts by a decoder with an audio encoder (Qwen3-ASR, Voxtral): one prompt per window of a recording.
 
 A window is at most 30 s long and ends at the quietest point of its last 5 s, so that words stay whole.  It is a segment
-of the transcript.  The prompt is the model's own request for a transcript (``AskPart``), with the language if one is
-given.  Otherwise the model detects the language in each window.
+of the transcript.  The prompt is the model's own request for a transcript (``TranscriptPrompt``), with the language if
+one is given.  Otherwise the model detects the language in each window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.runtimes.audio.audio import Audio
 from edgespec.runtimes.audio.features import HOP, WINDOW_SAMPLES
 from edgespec.runtimes.audio.reading import RATE, Samples
-from edgespec.runtimes.files.sound import AskPart, SoundPart
+from edgespec.runtimes.files.sound import SoundPart, TranscriptPrompt
 from edgespec.runtimes.text.languages import choose_language, names_of
 
 MOST = 512  # tokens of a window's text, as in the authors' code: a model that repeats itself ends there
@@ -80,8 +80,8 @@ class WindowedTranscription:
         self._on_text, self._cancel = on_text, cancel or threading.Event()
         sampling = replace(settings.sampling, temperature=asked.temperatures[0])
         self._settings = replace(settings, sampling=sampling, logprobs=True)
-        self.language = _language(part.ask, asked.language)
-        self._question = _question(part.ask, asked, self.language)
+        self.language = _language(part.transcript_prompt, asked.language)
+        self._question = _question(part.transcript_prompt, asked, self.language)
         self.segments: list[Segment] = []
         self._samples = 0
         self._results: list[Result] = []
@@ -110,7 +110,7 @@ class WindowedTranscription:
         begin = 0
         for prompt in self.prompts():
             written = self._write(prompt)
-            heard, text = parted(self._part.ask, written.text)
+            heard, text = parted(self._part.transcript_prompt, written.text)
             self.language = self.language or heard
             if text:
                 spaced = self.segments and not _WRITTEN.match(text) and not _WRITTEN.match(self.segments[-1].text[-1])
@@ -148,7 +148,7 @@ class WindowedTranscription:
                 written.tokens += chunk.round.tokens
                 written.logprobs += chunk.round.logprobs or []
             if self._on_text is not None:
-                self._on_text(parted(self._part.ask, engine.codec.decode(written.tokens))[1])
+                self._on_text(parted(self._part.transcript_prompt, engine.codec.decode(written.tokens))[1])
         self._results.append(stream.result)
         if written.tokens and written.tokens[-1] in engine.eos:
             written.tokens.pop()
@@ -156,7 +156,7 @@ class WindowedTranscription:
         return written
 
 
-def parted(ask: AskPart, text: str) -> tuple[str | None, str]:
+def parted(ask: TranscriptPrompt, text: str) -> tuple[str | None, str]:
     """Split a generated text into the code of the detected language, if it names one, and the transcript."""
     before, marker, behind = text.partition(ask.marker) if ask.marker else ("", "", text)
     if ask.marker and not marker:  # the prompt gave the language, or the marker has not come yet
@@ -186,7 +186,7 @@ def how_decoded(found: list[Result], requested: str | None, operators: str) -> d
     }
 
 
-def _language(ask: AskPart, asked: str | None) -> str | None:
+def _language(ask: TranscriptPrompt, asked: str | None) -> str | None:
     """Return the code of the requested language; None = the model detects it."""
     if asked is None:
         return None
@@ -197,7 +197,7 @@ def _language(ask: AskPart, asked: str | None) -> str | None:
     return next((name for name in sorted(names_of(wanted)) if len(name) == 2), wanted.strip().lower())
 
 
-def _question(ask: AskPart, asked: TranscriptionSettings, language: str | None) -> tuple[str, str]:
+def _question(ask: TranscriptPrompt, asked: TranscriptionSettings, language: str | None) -> tuple[str, str]:
     """Return the text before and after a window."""
     if asked.task != "transcribe":
         raise InvalidRequest("this model only transcribes: it does not translate", "leave --task translate out")

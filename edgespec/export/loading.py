@@ -197,7 +197,7 @@ def _read_sample(options: ExportOptions, target: SourceModel, tokenizers: Tokeni
     arch, form, codec = target.arch, tokenizers.form, tokenizers.codec
     source, sounds = source_of(arch) if arch else None, None
     if source is not None and source.features is not None and options.calibration is not None:
-        sounds = read_sounds(options.calibration, source.features, min(SOUND, source.most))
+        sounds = read_sounds(options.calibration, source.features, min(SOUND, source.max_rows))
     text = read_calibration(options.calibration if sounds is None else None, target.source.path, codec)
     read = None
     if form is not None and arch is not None:

@@ -30,7 +30,7 @@ def blocks(tokens: int) -> int:
 def source_rows(part: ModelPart, context: int) -> int:
     """Rows of a source that is planned for: a recording of maximum length, a text as long as the context."""
     assert part.source is not None
-    return part.source.most if part.source.kind == "features" else min(part.source.most, context)
+    return part.source.max_rows if part.source.kind == "features" else min(part.source.max_rows, context)
 
 
 def working_bytes(encoder: ModelPart, kv: KvFormat, rows: int) -> int:
@@ -64,7 +64,7 @@ def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:
 def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> tuple[int, str]:
     """(resident bytes of keys and values when the contexts of a batch are full, their parts)."""
     facts, tokens = part.facts, min(use.context, part.facts.context)
-    room = tokens + part.headroom
+    room = tokens + part.extra_rows
     if native:
         kv = model_kv(part, use, draft)
         there = use.batch * kv.nbytes(facts, blocks(room))
@@ -126,7 +126,7 @@ def stock_scratch(part: ModelPart, use: RunOptions, rows: int) -> int:
     facts = part.facts
     attended = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
     activations = 4 * facts.hidden + 3 * attended + 3 * facts.intermediate
-    whole = any(graph.least_length for graph in part.graphs.values())
+    whole = any(graph.min_length for graph in part.graphs.values())
     scores = facts.heads * min(use.context, facts.context) if whole else 0
     return 4 * (rows + 1) * (activations + scores)  # and the dummy row of a gated graph
 

@@ -270,10 +270,10 @@ def tower_parts(manifest: Manifest, part: ModelPart, tower: ModelPart, use: RunO
     working += working_bytes(tower, encoder_attention(tower), rows)
     if part.sound is not None:
         working += heard_bytes(part.sound, part, rows)
-    columns, name = part.facts.hidden * (1 + (len(part.image.taps) if part.image else 0)), "images"
-    most = part.image.most if part.image else 0
+    columns, name = part.facts.hidden * (1 + (len(part.image.deepstack_layers) if part.image else 0)), "images"
+    most = part.image.max_rows if part.image else 0
     if part.sound is not None:
-        most, name = min(part.sound.most, part.sound.front.rows(WINDOW_SAMPLES // HOP)), "recordings"
+        most, name = min(part.sound.max_rows, part.sound.front.rows(WINDOW_SAMPLES // HOP)), "recordings"
     weights = sum(manifest.files[one.weights].size for one in sides)
     note = f"{tower.format}, and its projectors, mapped, as far as they are used"
     return [

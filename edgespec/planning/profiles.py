@@ -24,6 +24,7 @@ from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.formats import Attention, Format
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Manifest, ModelFacts, Operators
+from edgespec.runtimes.files.migration import RENAMING, with_old_names
 from edgespec.runtimes.files.staged import write_staged
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.ort.native_library import native_library
@@ -190,9 +191,12 @@ class Profile(_Part):
 def manifest_hash(manifest: Manifest) -> str:
     """Identify a bundle by its manifest, which has the hashes of its files.
 
-    For a manifest from this version it is the file's SHA-256 without its line breaks, as other runtimes compute it.
+    For a manifest from this version it is the file's SHA-256 without its line breaks, as other runtimes compute it.  A
+    bundle with the old names of keys keeps the hash that its profiles have.
     """
     data = manifest.model_dump(mode="json", exclude_none=True)
+    if manifest.stored_schema < RENAMING:
+        data = with_old_names(data)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -18,15 +18,19 @@ def weight_size(form: Format, operators: Operators) -> float:
 
 def layer_size(part: ModelPart, operators: Operators) -> float:
     """Mean bytes of a weight of the layers."""
-    if part.kept is not None:
-        return part.kept.layers
-    size, fine = weight_size(part.format, operators), part.fine or 0.0
+    if part.bytes_per_weight is not None:
+        return part.bytes_per_weight.layers
+    size, fine = weight_size(part.format, operators), part.int8_fraction or 0.0
     return (1 - fine) * size + fine * weight_size("int8", operators) if fine else size
 
 
 def head_size(part: ModelPart, operators: Operators) -> float:
     """Bytes of a weight of the LM head."""
-    return part.kept.head if part.kept is not None else weight_size(part.head_format or part.format, operators)
+    return (
+        part.bytes_per_weight.head
+        if part.bytes_per_weight is not None
+        else weight_size(part.head_format or part.format, operators)
+    )
 
 
 def head_weights(part: ModelPart) -> int:

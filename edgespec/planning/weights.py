@@ -55,14 +55,18 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
         others = facts.rope.get("other_dims", [])
         dims = [facts.rope.get("dims", facts.head_dim), *(others if isinstance(others, list) else [])]
         position = 4 * sum(int(float(str(each))) for each in dims) if facts.rope else 4 * hidden
-    angles = (facts.context + part.headroom) * position
+    angles = (facts.context + part.extra_rows) * position
     cut = matrix_bytes(head, part.head_vocab.size, hidden, native) if part.head_vocab else 0
-    own = matrix_bytes(head, vocab, hidden, native) if part.kept is None else int(part.kept.head * vocab * hidden)
+    own = (
+        matrix_bytes(head, vocab, hidden, native)
+        if part.bytes_per_weight is None
+        else int(part.bytes_per_weight.head * vocab * hidden)
+    )
     tied = facts.tied and (blocks or form not in BLOCK_FORMATS)
     if tied:
         row = own // vocab
-    elif part.kept is not None:
-        row = int(part.kept.embedding * hidden)
+    elif part.bytes_per_weight is not None:
+        row = int(part.bytes_per_weight.embedding * hidden)
     elif form == "fp32":
         row = 4 * hidden
     else:

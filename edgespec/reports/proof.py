@@ -59,7 +59,7 @@ def golden_prompts(engine: Engine, text: str) -> Sequence[list[int]]:
         encode = partial(sources.encode, origin=origin, target=target)
         source = engine.bundle.manifest.target.source
         assert source is not None
-        most = source.most
+        most = source.max_rows
         cut = [pieces(line[:LINE], lambda part: len(encode(part)) <= most)[0] for line in texts]
         return [Source.of(encode(line), begin) for line in cut]
     if engine.inputs.sourced:
@@ -114,7 +114,7 @@ def make_golden(
     for prompt in golden_prompts(engine, text)[: 1 if brief else None]:
         given, begin = (list(prompt.tokens), list(prompt)) if isinstance(prompt, Source) else (prompt, None)
         tokens = engine.generate(prompt, settings).tokens
-        vectors.append(GoldenVector(prompt=given, begin=begin, method=AR, tokens=tokens))
+        vectors.append(GoldenVector(prompt=given, prefix_tokens=begin, method=AR, tokens=tokens))
     return vectors, _seen(engine, text), made_by(engine)
 
 
@@ -128,7 +128,7 @@ def _seen(engine: Engine, text: str) -> list[SeenVector]:
     if len(prompt) + NEW_TOKENS > engine.context:
         return []
     written = engine.generate(prompt, Settings(method=AR, max_new_tokens=NEW_TOKENS)).tokens
-    word = engine.bundle.manifest.target.image.words.id
+    word = engine.bundle.manifest.target.image.prompt_template.id
     return [SeenVector(size=PICTURE, prompt=[word if token >= INSERTED else token for token in prompt],
                        tokens=written)]  # fmt: skip
 
@@ -259,7 +259,9 @@ def golden_of(engine: Engine) -> list[tuple[list[int], list[int]]]:
     """
     vectors = engine.bundle.manifest.golden
     found: list[tuple[list[int], GoldenVector | SeenVector]]
-    found = [(one.prompt if one.begin is None else Source.of(one.prompt, one.begin), one) for one in vectors]
+    found = [
+        (one.prompt if one.prefix_tokens is None else Source.of(one.prompt, one.prefix_tokens), one) for one in vectors
+    ]
     part = engine.bundle.manifest.target.image
     if vectors and part is not None and engine.operators.kind == "native" and find_spec("PIL") is not None:
         found += [(engine.place(one.prompt, [proof_picture(one.size)]), one) for one in part.proof]

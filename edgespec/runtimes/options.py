@@ -173,7 +173,11 @@ def _check_planes(manifest: Manifest, kind: Operators) -> None:
     if kind != "native" or part.layout != "native":
         raise InvalidRequest("precision high reads planes of native operators, and this is stock's", "leave it out")
     if not part.planes:
-        older = " in one plane, of an older export" if "int8" in (part.format, part.head_format) or part.fine else ""
+        older = (
+            " in one plane, of an older export"
+            if "int8" in (part.format, part.head_format) or part.int8_fraction
+            else ""
+        )
         raise InvalidRequest(
             f"precision high: this bundle's weights are {part.format}{older}, expected int8 in two planes",
             "export with `--format int8`",

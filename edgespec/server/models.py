@@ -87,7 +87,7 @@ class Model:
         plain = {key: value for key, value in asdict(own).items() if isinstance(value, (int, float, str))}
         vocab, eos = manifest.target.facts.vocab, tuple(manifest.tokenizer.eos)
         source = manifest.target.source
-        text, most = (manifest.text, source.most) if source and source.kind == "text" else (None, 0)
+        text, most = (manifest.text, source.max_rows) if source and source.kind == "text" else (None, 0)
         self.known = ModelInfo(
             str(folder),
             name,

@@ -93,8 +93,8 @@ class VisionConfig:
         """Put what stands for pictures, uint8 [h, w, 3], or recordings, float32 [n], into a text; as ``expanded``."""
         sense = self.sense
         if isinstance(sense, ImagePart):
-            return expanded(text, sense.words, [process(one, sense).text for one in given])
-        return expanded(text, sense.words, [Audio(one).text(sense) for one in given])
+            return expanded(text, sense.prompt_template, [process(one, sense).text for one in given])
+        return expanded(text, sense.prompt_template, [Audio(one).text(sense) for one in given])
 
 
 @dataclass

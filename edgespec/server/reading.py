@@ -307,7 +307,7 @@ def _prompts(tokens: ModelTokens, asked: CompletionBase) -> tuple[list[list[int]
     languages = own["source_language"], own["target_language"]
     tokens.sources.begin(*languages)
     encoded = [tokens.sources.encode(one, *languages) if isinstance(one, str) else one for one in given]
-    most = tokens.sources.form.rules.most or known.tokens  # a translation goes to its end
+    most = tokens.sources.form.rules.max_length or known.tokens  # a translation goes to its end
     return encoded, max(1, min(known.tokens, most, known.context - 1)), Plan(grammar=asked.grammar)
 
 

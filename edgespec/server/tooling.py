@@ -79,7 +79,7 @@ def write_chat(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None 
         InvalidRequest: see ``plan_chat``.
     """
     messages, pictures = apart(said(asked, codec, sight), sight.kind if sight else "image")
-    place, goes_on = sight.sense.words.placeholder if sight else "", asked.continued
+    place, goes_on = sight.sense.prompt_template.placeholder if sight else "", asked.continued
     how = {"nulls": True, "options": _options(asked), "generation_prompt": not goes_on, "continue_final": goes_on}
     return codec.render_chat(messages, asked.offered, also=place, **how), pictures
 

@@ -23,9 +23,9 @@ RULES: dict[str, Any] = {
     "eos": EOS,
     "first_time": NO_TIMES + 1,
     "no_timestamps": NO_TIMES,
-    "suppressed": (3, 31, 33),
-    "suppressed_first": (5, EOS),
-    "latest_first": 6,
+    "suppress_tokens": (3, 31, 33),
+    "begin_suppress_tokens": (5, EOS),
+    "max_initial_timestamp_index": 6,
 }
 
 

@@ -413,7 +413,7 @@ def test_older_models_ask_in_config_json(tmp_path: Path) -> None:
     assert sampling_part(tmp_path) == SamplingPart(temperature=0.5)
     rules = decoder_rules(tmp_path, {"suppress_tokens": [3]})
     assert rules is not None
-    assert rules.suppressed == [3]
+    assert rules.suppress_tokens == [3]
     write(tmp_path / GENERATION, {"eos_token_id": 2})
     assert sampling_part(tmp_path) is None
     assert decoder_rules(tmp_path, {"suppress_tokens": [3]}) is None

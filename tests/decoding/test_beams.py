@@ -46,8 +46,8 @@ def test_texts_are_those_of_transformers() -> None:
             encoded = model.get_encoder()(source)[0]
         begin = [PAD, *([rules["forced_bos_token_id"]] if "forced_bos_token_id" in rules else [])]
         written = WritingRules(
-            bad_words=rules.get("bad_words_ids", []), no_repeat=rules.get("no_repeat_ngram_size", 0),
-            least=rules.get("min_length", 0), forced_end=END,
+            bad_words_ids=rules.get("bad_words_ids", []), no_repeat_ngram_size=rules.get("no_repeat_ngram_size", 0),
+            min_length=rules.get("min_length", 0), forced_eos_token_id=END,
         )  # fmt: skip
         constraint = RuledText(written, VOCAB, (END,), len(begin), longest)
         search = BeamSearch(

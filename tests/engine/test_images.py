@@ -43,9 +43,9 @@ TOKEN, SIDE = 191, 6  # a byte that no text has; pixels of a side
 PART = ImagePart.model_validate(
     {
         "processor": {"kind": "gemma3", "patch": 1, "size": SIDE},
-        "words": {"placeholder": "\x01", "token": "\x01", "id": TOKEN, "begin": "\n", "end": "\n"},
+        "prompt_template": {"placeholder": "\x01", "token": "\x01", "id": TOKEN, "begin": "\n", "end": "\n"},
         "merge": {"how": "blocks", "factor": 1},
-        "most": SIDE * SIDE,
+        "max_rows": SIDE * SIDE,
     }
 )
 METHODS = ["speculative", "self-spec", "swift", "ngram", "medusa", "paradecode", "eagle", "auto"]
@@ -254,8 +254,8 @@ def test_texts_behind_images_are_those_of_transformers(tmp_path: Path, name: str
     assert image_part is not None
     memory = memory_of(manifest, RunOptions(operators="native"))
     assert memory.part("tower").file > 0
-    assert memory.part("images").private >= 4 * image_part.most * manifest.target.facts.hidden
-    words = image_part.words
+    assert memory.part("images").private >= 4 * image_part.max_rows * manifest.target.facts.hidden
+    words = image_part.prompt_template
     template = TEMPLATE.replace("PLACE", words.written or words.placeholder)
     (tmp_path / "bundle" / "chat_template.jinja").write_text(template, "utf-8")
     first, second = (Image.of(shown[number]) for number in sight.SHOWN)

@@ -99,7 +99,7 @@ def test_plans_count_the_high_planes(bundle: Path, tmp_path: Path) -> None:
     name = manifest.target.weights
     assert high.files[name].size == pytest.approx(four.files[name].size, rel=0.03)
     use = RunOptions("ar", "native", 512)
-    assert memory_of(manifest, use).peak - memory_of(high, use).peak > 0.9 * manifest.target.low_bytes
+    assert memory_of(manifest, use).peak - memory_of(high, use).peak > 0.9 * manifest.target.low_nibble_bytes
     shown = CliRunner().invoke(cli, ["info", str(bundle)], catch_exceptions=False).stdout
     assert "--precision high" in shown
     quality, alone = manifest.parity, manifest.parity["high_precision"]

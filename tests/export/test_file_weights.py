@@ -146,7 +146,7 @@ def test_a_quantized_file_keeps_its_weights_by_default(tmp_path: Path) -> None:
     told: list[str] = []
     manifest = export_model(replace(options, model=str(file)), lambda stage, done, of, what: told.append(what))
     assert manifest.target.format == "file"
-    assert manifest.target.kept is not None
+    assert manifest.target.bytes_per_weight is not None
     assert [*manifest.target.graphs] == ["native"]
     assert len(manifest.golden) == 1  # verify reads its prompts there
     assert any(line.startswith("the file's own weights, ") for line in told)

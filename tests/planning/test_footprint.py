@@ -182,7 +182,7 @@ def test_kv_is_what_a_slot_allocates(exported: Callable[..., Path], operators: O
     graph = "native" if operators == "native" else part.main
     slot = open_slot(Model(bundle.path, part, graph, 1), context=context, reserve=context)
     predicted = kv_bytes(part, RunOptions(operators=operators, context=context), operators == "native")[0]
-    beyond = part.headroom + 128
+    beyond = part.extra_rows + 128
     assert predicted <= slot.kv_bytes <= predicted * (context + beyond) / context
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,8 +27,9 @@ from edgespec.planning.profiles import (
     why_none,
     write_profile,
 )
-from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.files.manifest import MANIFEST, Manifest, read_manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
+from tests.support.older import schema_5
 from tests.support.planning import ELSEWHERE, manifest, profile, trial
 
 HOW = LoadOptions(operators="native", threads=2)
@@ -143,6 +145,14 @@ def test_another_way_or_bundle_is_another_profile() -> None:
     assert not kept(attention="nonsense")
     with pytest.raises(EdgespecError, match="unknown attention"):
         HOW.changed(attention="nonsense").resolve(manifest())
+
+
+def test_a_bundle_with_the_old_names_of_keys_keeps_its_profile(tmp_path: Path) -> None:
+    """Its hash is still that of its file, as Kotlin computes it, too."""
+    for older in schema_5():
+        (tmp_path / MANIFEST).write_text(json.dumps(older), "utf-8")
+        text = json.dumps(older, ensure_ascii=False, separators=(",", ":"))
+        assert manifest_hash(read_manifest(tmp_path)) == hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ import onnx
 
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST
+from edgespec.runtimes.files.migration import with_old_names
 
 BEFORE = {"input_ids": "ids", "position_ids": "pos"}
+VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 NEW = ("standard",)  # graphs that there were not
 
 
@@ -34,10 +36,16 @@ def rename_ports(model: onnx.ModelProto) -> None:
         node.input[:] = [BEFORE.get(one, one) for one in node.input]
 
 
+def schema_5() -> list[dict[str, Any]]:
+    """Read manifests with every key of schema 5, as the last version with its names wrote them."""
+    found: list[dict[str, Any]] = json.loads((VECTORS / "schema_5.json").read_text("utf-8"))
+    return found
+
+
 def schema_2(bundle: Path, folder: Path) -> Path:
     """Make a copy with the manifest, the ports and the names of files of schema 2."""
     shutil.copytree(bundle, folder)
-    data = json.loads((folder / MANIFEST).read_text("utf-8"))
+    data = with_old_names(json.loads((folder / MANIFEST).read_text("utf-8")))
     for name in ("target", "draft", "drafter"):
         if name in data:
             _part(folder, data[name], data["files"])

@@ -45,7 +45,9 @@ def part(form: Format, weights: str, facts: ModelFacts = FACTS) -> ModelPart:
         "plain": Graph(file="model.plain.onnx"),
         "native": Graph(file="model.native.onnx", gated=True, hidden=True, operators="native"),
     }
-    return ModelPart(facts=facts, format=form, graphs=graphs, weights=weights, layout="native", headroom=64, min_rows=0)
+    return ModelPart(
+        facts=facts, format=form, graphs=graphs, weights=weights, layout="native", extra_rows=64, min_rows=0
+    )
 
 
 def manifest(form: Format = "int4", methods: Sequence[str] = ("ar", "ngram", "self-spec")) -> Manifest:

@@ -32,13 +32,27 @@ METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "auto")
 KINDS: dict[str, Format] = {"marian": "int4", "bart_scaled_relu": "int8", "m2m_100": "fp32", "mt5_silu": "int4"}
 HEADS = {"marian": "medusa", "bart_scaled_relu": "blockwise"}
 LINES = ("art thou his father yet he would be king on't", "what say you my lord speak again")
-ENDINGS = {"suppressed": [5], "begin_suppressed": [7, 9], "bad_words": [[11], [4, 6]], "no_repeat": 2, "forced_end": 2}
+ENDINGS = {
+    "suppress_tokens": [5],
+    "begin_suppress_tokens": [7, 9],
+    "bad_words_ids": [[11], [4, 6]],
+    "no_repeat_ngram_size": 2,
+    "forced_eos_token_id": 2,
+}
 FORMS: tuple[dict[str, Any], ...] = (
-    {"source": ["text", 1], "begin": [0], "prefixes": {"translation_en_to_de": "to German: ", "summary": "sum: "}},
-    {"source": ["from", "text", 1], "begin": [1, "to"], "languages": {"eng_Latn": 5, "kor_Hang": 6, "zho_Hant": 7}},
-    {"source": ["to", "text", 0], "begin": [1], "languages": {"fra": 2, "deu": 3}, "default_from": "eng"},
-    {"source": ["text", 0], "begin": [1], "default_from": "eng", "default_to": "fra"},
-    {"source": ["text"], "begin": [1]},
+    {
+        "source": ["text", 1],
+        "prefix_tokens": [0],
+        "prefixes": {"translation_en_to_de": "to German: ", "summary": "sum: "},
+    },
+    {
+        "source": ["from", "text", 1],
+        "prefix_tokens": [1, "to"],
+        "languages": {"eng_Latn": 5, "kor_Hang": 6, "zho_Hant": 7},
+    },
+    {"source": ["to", "text", 0], "prefix_tokens": [1], "languages": {"fra": 2, "deu": 3}, "default_from": "eng"},
+    {"source": ["text", 0], "prefix_tokens": [1], "default_from": "eng", "default_to": "fra"},
+    {"source": ["text"], "prefix_tokens": [1]},
 )
 PAIRS = ((None, None), ("en", "de"), ("ko", "English"), (None, "fr"), ("de", "ko"), ("en", "xx"))
 
@@ -80,7 +94,7 @@ def kinds(folder: Path, length: int) -> list[dict[str, Any]]:
         methods = [kind] if kind else []
         path = bundle(folder / f"{name}-bundle", str(source), form, methods, heads=heads)
         data = json.loads((path / "edgespec.json").read_text("utf-8"))
-        text = {"source": ["from", "text", 2], "begin": [2, "to"], "languages": {"en": 3, "ko": 4}}
+        text = {"source": ["from", "text", 2], "prefix_tokens": [2, "to"], "languages": {"en": 3, "ko": 4}}
         data["text"] = text | {"default_from": "ko", "default_to": "en", "rules": ENDINGS if number % 2 else {}}
         data["golden"] = [] if number % 2 else data["golden"]  # rules that it was written without
         (path / "edgespec.json").write_text(json.dumps(data), "utf-8")

@@ -25,9 +25,9 @@ SPEECH = SpeechPart(
     previous=67,
     no_speech=68,
     no_timestamps=69,
-    suppressed=[3, 61, 62, 63, 64, 65, 66, 67, 68],
-    suppressed_first=[5, EOS],
-    latest_first=20,
+    suppress_tokens=[3, 61, 62, 63, 64, 65, 66, 67, 68],
+    begin_suppress_tokens=[5, EOS],
+    max_initial_timestamp_index=20,
 )
 GREEDY = TranscriptionSettings(
     language="en",
@@ -55,10 +55,10 @@ def torch_model(seed: int = 0, **changes: Any) -> Any:
     model = transformers.WhisperForConditionalGeneration(config).eval()
     model.generation_config = transformers.GenerationConfig(
         decoder_start_token_id=SPEECH.start, eos_token_id=EOS, pad_token_id=EOS, bos_token_id=EOS, max_length=CONTEXT,
-        suppress_tokens=SPEECH.suppressed, begin_suppress_tokens=SPEECH.suppressed_first,
+        suppress_tokens=SPEECH.suppress_tokens, begin_suppress_tokens=SPEECH.begin_suppress_tokens,
         no_timestamps_token_id=SPEECH.no_timestamps, prev_sot_token_id=SPEECH.previous, is_multilingual=True,
         lang_to_id={f"<|{code}|>": token for code, token in SPEECH.languages.items()}, task_to_id=dict(SPEECH.tasks),
-        max_initial_timestamp_index=SPEECH.latest_first, return_timestamps=True, use_cache=True,
+        max_initial_timestamp_index=SPEECH.max_initial_timestamp_index, return_timestamps=True, use_cache=True,
     )  # fmt: skip
     return model
 

@@ -24,10 +24,10 @@ def _sizes(arch: Architecture) -> list[str]:
             f"encoder of {inner.layers} layers with {inner.heads} heads, which reads up to {inner.context} {reads}"
         )
     if arch.sight is not None:
-        tower, most = arch.sight.tower.facts, arch.sight.image.most
+        tower, most = arch.sight.tower.facts, arch.sight.image.max_rows
         found.append(f"reads images: a tower of {tower.layers} layers with {tower.heads} heads, up to {most} rows each")
     if arch.hearing is not None and arch.hearing.sound is not None:
-        tower, most = arch.hearing.tower.facts, arch.hearing.sound.most
+        tower, most = arch.hearing.tower.facts, arch.hearing.sound.max_rows
         found.append(f"hears: a tower of {tower.layers} layers with {tower.heads} heads, up to {most} rows a recording")
     found.append("tied embeddings" if facts.tied else "untied LM head")
     if facts.heads * facts.head_dim != facts.hidden:

@@ -37,6 +37,7 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
                        begin=f"\n\n{begin}", end="<end_of_image>\n\n")  # fmt: skip
     image = ImagePart(
         processor=Gemma3Pixels(kind="gemma3", size=size, **whole.common(patch, HALVES, HALVES, 2)),
-        words=whole.words(words), merge=MergePart(how="average", factor=side // here), most=rows, bidirectional=True,
+        prompt_template=whole.words(words), merge=MergePart(how="average", factor=side // here), max_rows=rows,
+        bidirectional=True,
     )  # fmt: skip
     return VisionEncoderSpec(image, tower, [projector])

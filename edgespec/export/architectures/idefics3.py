@@ -43,6 +43,6 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     )  # fmt: skip
     pixels = Idefics3Pixels(kind="idefics3", longest=longest, tile=tile, split=split,
                             **whole.common(patch, HALVES, HALVES, 1))  # fmt: skip
-    image = ImagePart(processor=pixels, words=whole.words(words), merge=MergePart(how="blocks", factor=factor),
-                      most=rows * pieces)  # fmt: skip
+    image = ImagePart(processor=pixels, prompt_template=whole.words(words), max_rows=rows * pieces,
+                      merge=MergePart(how="blocks", factor=factor))  # fmt: skip
     return VisionEncoderSpec(image, tower, [projector])

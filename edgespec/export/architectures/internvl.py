@@ -107,6 +107,7 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     token = "<IMG_CONTEXT>"
     words = ImageWords(placeholder=token, token=token, id=settings.integer("image_token_id", 151667), begin="<img>",
                        end="</img>")  # fmt: skip
-    image = ImagePart(processor=how, words=whole.words(words), most=count * (tiles[1] + 1 if split else 1),
+    image = ImagePart(processor=how, prompt_template=whole.words(words),
+                      max_rows=count * (tiles[1] + 1 if split else 1),
                       merge=MergePart(how="blocks", factor=factor, lead=1))  # fmt: skip
     return VisionEncoderSpec(image, tower, [projector])

@@ -59,6 +59,6 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     learnt = original(tower.source, Tower.places_at)
     places = PositionEmbeddingPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="inside")
     most = max(tokens[1], rows * tiles[1] + tokens[1]) if split else tokens[1]
-    image = ImagePart(processor=how, words=whole.words(words), merge=MergePart(how="blocks", factor=factor),
-                      most=most, places=places)  # fmt: skip
+    image = ImagePart(processor=how, prompt_template=whole.words(words), merge=MergePart(how="blocks", factor=factor),
+                      max_rows=most, position_embedding=places)  # fmt: skip
     return VisionEncoderSpec(image, tower, [projector], learnt)

@@ -46,7 +46,7 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     vision = Settings(whole.source.path, whole.vision)
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 14)
     how = pixels_of(whole, patch)
-    tower = Qwen25VlTower(whole, how.most // patch**2)
+    tower = Qwen25VlTower(whole, how.max_pixels // patch**2)
     source, columns = whole.below("patch_embed.proj.weight"), tower.facts.hidden * factor**2
     tensors = taken(source, {FIRST: "merger.mlp.0", SECOND: "merger.mlp.2", MERGED_NORM: "merger.ln_q"})
     sizes = columns, columns, whole.text.facts.hidden
@@ -55,5 +55,5 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
         raise UnsupportedModel(f"{vision.file}: expected window_size of at least {patch * factor} pixels")
     full = [int(layer) for layer in vision.get("fullatt_block_indexes", [7, 15, 23, 31])]
     image = image_of(whole, how, factor, windows=WindowsPart(side=side, full=full))
-    projector = Projector(source, sizes, image.most, tensors, norm=False, slices=factor**2)
+    projector = Projector(source, sizes, image.max_rows, tensors, norm=False, slices=factor**2)
     return VisionEncoderSpec(image, tower, [projector])

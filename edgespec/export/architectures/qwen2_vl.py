@@ -54,9 +54,9 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     factor, patch = vision.integer("spatial_merge_size", 2), vision.integer("patch_size", 14)
     how = pixels_of(whole, patch)
     image, source = image_of(whole, how, factor), whole.below("patch_embed.proj.weight")
-    tower = Qwen2VlTower(source, whole.vision, how.most // patch**2)
+    tower = Qwen2VlTower(source, whole.vision, how.max_pixels // patch**2)
     columns = tower.facts.hidden * factor**2
     tensors = taken(source, {FIRST: "merger.mlp.0", SECOND: "merger.mlp.2"})
     sizes = columns, columns, whole.text.facts.hidden
-    projector = Projector(whole.below("patch_embed.proj.weight"), sizes, image.most, tensors)
+    projector = Projector(whole.below("patch_embed.proj.weight"), sizes, image.max_rows, tensors)
     return VisionEncoderSpec(image, tower, [projector])

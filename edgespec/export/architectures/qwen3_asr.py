@@ -21,7 +21,7 @@ from edgespec.export.architectures.whisper import PADDED
 from edgespec.export.source.derived import Extra, Floats, held, made_of, original, taken
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.images import ImageWords
-from edgespec.runtimes.files.sound import AskPart, ChunkedFrontend, SoundPart
+from edgespec.runtimes.files.sound import ChunkedFrontend, SoundPart, TranscriptPrompt
 
 BASE, SQUARE = 10000, 3 * 3  # of sinusoids' wavelengths; numbers under a convolution
 LONGEST = 20 * 60 * 100  # frames: the authors' code cuts what is longer
@@ -32,7 +32,7 @@ LANGUAGES = {
     "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish",
     "th": "Thai", "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
 }  # fmt: skip
-ASK = AskPart(
+ASK = TranscriptPrompt(
     text="<|im_start|>system\n{prompt}<|im_end|>\n<|im_start|>user\n{sound}<|im_end|>\n<|im_start|>assistant\n{language}",
     language="language {name}<asr_text>", languages=LANGUAGES, marker="<asr_text>",
 )  # fmt: skip
@@ -131,7 +131,9 @@ def open_hearing(whole: MultimodalCheckpoint) -> AudioEncoderSpec:
     token = "<|audio_pad|>"
     words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("audio_token_id", 151676),
                        written=f"<|audio_start|>{token}<|audio_end|>")  # fmt: skip
-    sound = SoundPart(front=front, words=whole.words(words), most=front.rows(LONGEST), ask=ASK)
+    sound = SoundPart(
+        front=front, prompt_template=whole.words(words), max_rows=front.rows(LONGEST), transcript_prompt=ASK
+    )
     return AudioEncoderSpec(sound, tower, [projector], convolutions)
 
 

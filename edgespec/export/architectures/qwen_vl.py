@@ -70,7 +70,7 @@ def pixels_of(whole: VisionCheckpoint, patch: int) -> Qwen2VlPixels:
     size = whole.pixels.get("size", {})
     least = int(size.get("shortest_edge") or whole.pixels.integer("min_pixels", 56 * 56))
     most = int(size.get("longest_edge") or whole.pixels.integer("max_pixels", 28 * 28 * 1280))
-    return Qwen2VlPixels(kind="qwen2-vl", least=least, most=most, **whole.common(patch, MEAN, DEVIATION, 3))
+    return Qwen2VlPixels(kind="qwen2-vl", min_pixels=least, max_pixels=most, **whole.common(patch, MEAN, DEVIATION, 3))
 
 
 def image_of(whole: VisionCheckpoint, how: Qwen2VlPixels, factor: int, **more: Any) -> ImagePart:
@@ -78,8 +78,8 @@ def image_of(whole: VisionCheckpoint, how: Qwen2VlPixels, factor: int, **more: A
     token = "<|image_pad|>"
     words = ImageWords(placeholder=token, token=token, id=whole.settings.integer("image_token_id", 151655),
                        written=f"<|vision_start|>{token}<|vision_end|>")  # fmt: skip
-    return ImagePart(processor=how, words=whole.words(words), merge=MergePart(how="blocks", factor=factor),
-                     most=how.most // (how.patch * factor) ** 2, positions="grid", **more)  # fmt: skip
+    return ImagePart(processor=how, prompt_template=whole.words(words), merge=MergePart(how="blocks", factor=factor),
+                     max_rows=how.max_pixels // (how.patch * factor) ** 2, positions="grid", **more)  # fmt: skip
 
 
 def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
@@ -98,16 +98,16 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     side = isqrt(vision.integer("num_position_embeddings", 2304))
     how = pixels_of(whole, patch)
     source = whole.below("patch_embed.proj.weight")
-    tower = Qwen3VlTower(source, whole.vision, how.most // patch**2)
+    tower = Qwen3VlTower(source, whole.vision, how.max_pixels // patch**2)
     places = PositionEmbeddingPart(file=PLACES_FILE, side=side, width=tower.facts.hidden, how="corners")
-    image = image_of(whole, how, factor, places=places, taps=[layer + 1 for layer in layers])
+    image = image_of(whole, how, factor, position_embedding=places, deepstack_layers=[layer + 1 for layer in layers])
     columns = tower.facts.hidden * factor**2
 
     def projector(at: str, norm: bool) -> Projector:
         names = {FIRST: "linear_fc1", SECOND: "linear_fc2"} | ({MERGED_NORM: "norm"} if norm else {})
         tensors = taken(source, {ours: f"{at}.{theirs}" for ours, theirs in names.items()})
         sizes = columns, columns, whole.text.facts.hidden
-        return Projector(whole.below("patch_embed.proj.weight"), sizes, image.most, tensors, norm or None)
+        return Projector(whole.below("patch_embed.proj.weight"), sizes, image.max_rows, tensors, norm or None)
 
     projectors = [projector("merger", norm=False)]
     projectors += [projector(f"deepstack_merger_list.{at}", norm=True) for at in order]

@@ -89,7 +89,7 @@ class EncoderDecoder(Architecture):
         assert self.encoder is not None
         facts = self.encoder.facts
         kind: Literal["text", "features"] = "text" if self.sound is None else "features"
-        return SourcePart(kind=kind, most=facts.context, width=facts.hidden, features=self.sound)
+        return SourcePart(kind=kind, max_rows=facts.context, width=facts.hidden, features=self.sound)
 
     @property
     def sound(self) -> FeaturePart | None:

@@ -61,12 +61,14 @@ def limit_images(arch: Architecture, rows: int | None) -> None:
 
 
 def _check(found: VisionEncoderSpec, path: Path) -> None:
-    processor, places, tower = found.image.processor, found.image.places, found.tower
+    processor, places, tower = found.image.processor, found.image.position_embedding, found.tower
     if isinstance(tower, Tower) and tower.patch != processor.patch:
         raise ExportError(f"{path}: pictures are cut into patches of {processor.patch} pixels, and the tower reads "
                           f"{tower.patch}", "preprocessor_config.json belongs to another model")  # fmt: skip
-    if any(tap > tower.facts.layers for tap in found.image.taps):
-        raise ExportError(f"{path}: deepstack_visual_indexes {found.image.taps} in {tower.facts.layers} layers")
+    if any(tap > tower.facts.layers for tap in found.image.deepstack_layers):
+        raise ExportError(
+            f"{path}: deepstack_visual_indexes {found.image.deepstack_layers} in {tower.facts.layers} layers"
+        )
     if places is None or found.places is None or isinstance(tower.source, ConfigOnly):
         return
     learnt = found.places.shape

@@ -8,14 +8,14 @@ from edgespec.export.architectures.whisper import Whisper
 from edgespec.export.source.derived import taken
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed
 from edgespec.runtimes.files.images import ImageWords
-from edgespec.runtimes.files.sound import AskPart, SoundPart, WhisperFrontend
+from edgespec.runtimes.files.sound import SoundPart, TranscriptPrompt, WhisperFrontend
 
 PROJECTOR = "multi_modal_projector"
 WINDOWS = 40  # of 30 s, as far as texts number rows; the model was made for half an hour (section 2.1)
 # config.json has the tower's sizes by other names than Whisper's
 SIZES = {"d_model": "hidden_size", "encoder_layers": "num_hidden_layers", "encoder_ffn_dim": "intermediate_size",
          "encoder_attention_heads": "num_attention_heads"}  # fmt: skip
-ASK = AskPart(text="<s>[INST]{sound}[/INST]{language}[TRANSCRIBE]", language="lang:{code}")
+ASK = TranscriptPrompt(text="<s>[INST]{sound}[/INST]{language}[TRANSCRIBE]", language="lang:{code}")
 
 
 class VoxtralTower(Whisper):
@@ -47,5 +47,5 @@ def open_hearing(whole: MultimodalCheckpoint) -> AudioEncoderSpec:
     projector = Projector(beside, (merge * tower.facts.hidden, width, width), rows, tensors, activation=activation)
     words = ImageWords(placeholder="[AUDIO]", token="[AUDIO]", id=whole.settings.integer("audio_token_id", 24),
                        written="[BEGIN_AUDIO][AUDIO]")  # fmt: skip
-    sound = SoundPart(front=front, words=whole.words(words), most=rows * WINDOWS, ask=ASK)
+    sound = SoundPart(front=front, prompt_template=whole.words(words), max_rows=rows * WINDOWS, transcript_prompt=ASK)
     return AudioEncoderSpec(sound, tower, [projector], [])

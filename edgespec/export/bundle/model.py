@@ -61,8 +61,8 @@ def plan_model(arch: Architecture, spec: ModelSpec, quantizer: str | None = None
     plans = storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
     native, encoders = plans["native"], encoder_plans(arch, spec)
     share = fine_share(native, spec.fine) if spec.fine else None
-    low = encoders[ENCODER].low_bytes if ENCODER in encoders else 0
-    part = model_part(arch, spec, quantizer, native.low_bytes, share, low, native.kept)
+    low = encoders[ENCODER].low_nibble_bytes if ENCODER in encoders else 0
+    part = model_part(arch, spec, quantizer, native.low_nibble_bytes, share, low, native.kept)
     return ModelPlan(arch, spec, part, plans, encoders)
 
 
@@ -93,8 +93,10 @@ def write_model(
     for name, encoder in plan.encoders.items():
         native_graph(encoder).save(folder / f"{name}.onnx")
         fill(folder / encoder.file, encoder, chosen.encoder if chosen and name == ENCODER else None, progress)
-    if arch.sight is not None and arch.sight.places is not None and arch.sight.image.places is not None:
-        arch.sight.places.read(slice(None), None).astype("<f4").tofile(folder / arch.sight.image.places.file)
+    if arch.sight is not None and arch.sight.places is not None and arch.sight.image.position_embedding is not None:
+        arch.sight.places.read(slice(None), None).astype("<f4").tofile(
+            folder / arch.sight.image.position_embedding.file
+        )
     if part.index is not None:
         (folder / INDEX).write_text(index_text(plan.plans), "utf-8")
     if part.final_norm is not None:

@@ -14,7 +14,7 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.architectures.sights import limit_images
 from edgespec.export.drafters.heads import HeadPlan
-from edgespec.export.emit.pieces import least_length
+from edgespec.export.emit.pieces import min_length
 from edgespec.export.emit.plan import HEADROOM, WEIGHTS, converted_name
 from edgespec.export.emit.stock import native_only
 from edgespec.export.source.source import Checkpoint, ConfigOnly
@@ -22,12 +22,12 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import FILE, FOUR_BITS, LEARNT, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import (
+    BytesPerWeight,
     DecoderPart,
     FinalNorm,
     Graph,
     HeadVocab,
     ImagePart,
-    KeptPart,
     Layout,
     ModelFacts,
     ModelPart,
@@ -177,8 +177,8 @@ def stock_graphs(arch: Architecture, spec: ModelSpec) -> dict[str, Graph]:
     hidden, prefix = bool(arch.input_width or (spec.plan and not spec.draft)), spec.prefix
     if spec.draft:
         return {"plain": Graph(file=prefix + PLAIN, hidden=hidden)}
-    least = least_length(arch.facts.head_dim) or None
-    strict = Graph(file=prefix + STRICT, gated=spec.gated, padded=True, least_length=least, hidden=hidden)
+    least = min_length(arch.facts.head_dim) or None
+    strict = Graph(file=prefix + STRICT, gated=spec.gated, padded=True, min_length=least, hidden=hidden)
     found = {"gated" if spec.gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
     return found | ({STANDARD: Graph(file=prefix + MAIN)} if spec.layout == "stock" and not arch.input_width else {})
 
@@ -202,10 +202,11 @@ def model_part(
     arch: Architecture,
     spec: ModelSpec,
     quantizer: str | None,  # name of the quantizer; None = rounded
-    low_bytes: int,  # of the low planes of its int8 matrices
-    fine: float | None = None,  # share of the weights of layers that are int8, if ``spec.fine`` names any matrix
-    encoder_low_bytes: int = 0,  # as ``low_bytes``, of the encoder
-    kept: KeptPart | None = None,  # of weights that are as their file has them
+    low_nibble_bytes: int,  # of the low planes of its int8 matrices
+    int8_fraction: float
+    | None = None,  # share of the weights of layers that are int8, if ``spec.fine`` names any matrix
+    encoder_low_nibble_bytes: int = 0,  # as ``low_nibble_bytes``, of the encoder
+    bytes_per_weight: BytesPerWeight | None = None,  # of weights that are as their file has them
 ) -> ModelPart:
     """Return the entry of a model, with those of its encoders."""
     encoder = None if spec.shares_encoder else arch.encoder
@@ -235,24 +236,24 @@ def model_part(
         quantizer=quantizer or "rtn",
         head_format=spec.head,
         embedding_format="int8" if arch.embedding in spec.fine else None,
-        fine=fine,
-        kept=kept,
+        int8_fraction=int8_fraction,
+        bytes_per_weight=bytes_per_weight,
         graphs={**stock_graphs(arch, spec), "native": native},
         weights=prefix + WEIGHTS,
         index=None if spec.format == FILE else prefix + INDEX,
         layout=spec.layout,
-        low_bytes=low_bytes,
+        low_nibble_bytes=low_nibble_bytes,
         converted=None if spec.format == FILE else converted_name("stock" if spec.layout == "native" else "native"),
-        headroom=HEADROOM,
+        extra_rows=HEADROOM,
         min_rows=int(spec.format == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
         heads=list(plan.groups),
         head_vocab=spec.head_vocab,
         final_norm=None if spec.draft or drafter else _final_norm(arch),
         cut=plan.only,
-        tapped=list(plan.tapped),
+        aux_hidden_layers=list(plan.tapped),
         decoder=decoder,
         source=source and source.model_copy(update={"shares_encoder": spec.shares_encoder}),
-        encoder=None if encoder is None else encoder_part(encoder, spec, quantizer, encoder_low_bytes),
+        encoder=None if encoder is None else encoder_part(encoder, spec, quantizer, encoder_low_nibble_bytes),
         **_front(arch, spec),
     )
 
@@ -271,7 +272,7 @@ def front_of(arch: Architecture) -> dict[str, Architecture]:
 
 def taps_of(arch: Architecture, name: str) -> tuple[int, ...]:
     """List the layers whose rows a vision encoder also returns."""
-    return tuple(arch.sight.image.taps) if arch.sight and name == TOWER else ()
+    return tuple(arch.sight.image.deepstack_layers) if arch.sight and name == TOWER else ()
 
 
 def numbered(name: str, number: int) -> str:
@@ -285,9 +286,9 @@ def _front(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
     if not parts:
         return {}
     image = arch.sight.image if arch.sight else None
-    if image is not None and image.places is not None:
-        places = image.places.model_copy(update={"file": f"{spec.prefix}{image.places.file}"})
-        image = image.model_copy(update={"places": places})
+    if image is not None and image.position_embedding is not None:
+        places = image.position_embedding.model_copy(update={"file": f"{spec.prefix}{image.position_embedding.file}"})
+        image = image.model_copy(update={"position_embedding": places})
     return {
         "image": image,
         "sound": arch.hearing.sound if arch.hearing else None,
@@ -301,7 +302,7 @@ def encoder_part(
     arch: Architecture,
     spec: ModelSpec,
     quantizer: str | None,
-    low_bytes: int,
+    low_nibble_bytes: int,
     name: str = ENCODER,  # of its files
     tapped: Sequence[int] = (),  # layers whose rows it also returns
 ) -> ModelPart:
@@ -314,8 +315,8 @@ def encoder_part(
         graphs={"native": graph},
         weights=f"{spec.prefix}{name}.data",
         layout="native",
-        low_bytes=low_bytes,
-        headroom=HEADROOM,
+        low_nibble_bytes=low_nibble_bytes,
+        extra_rows=HEADROOM,
         min_rows=0,
-        tapped=list(tapped),
+        aux_hidden_layers=list(tapped),
     )

@@ -64,7 +64,7 @@ def write_codes(
         fields["image"] = fields["image"] | {"codebook": CODEBOOK}
     if (nothing := fields.pop("nothing", None)) is not None and isinstance(fields["image"], dict):
         (bundle / NOTHING).write_bytes(nothing.astype("<f4").tobytes())
-        fields["image"] = fields["image"] | {"caption": {"most": len(nothing), "nothing": NOTHING}}
+        fields["image"] = fields["image"] | {"caption": {"max_tokens": len(nothing), "unconditional": NOTHING}}
     graph.save(bundle / GRAPH)
     try:
         return CodesPart(graph=GRAPH, **fields)

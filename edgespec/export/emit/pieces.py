@@ -18,7 +18,7 @@ from edgespec.export.emit.plan import StoragePlan, stacked_name
 WHOLE_SUM, FIXED_FROM = 128, 65
 
 
-def least_length(head_dim: int) -> int:
+def min_length(head_dim: int) -> int:
     """Fewest tokens, dummies included, that attention over such heads needs for rows of the same bits in every pass."""
     return FIXED_FROM if head_dim > WHOLE_SUM else 0
 
@@ -51,7 +51,7 @@ class GraphPieces:
     def __init__(self, storage: StoragePlan, plan: HeadPlan | None, padded: bool) -> None:
         self.arch, self.storage = storage.arch, storage
         self.plan, self.padded = plan or HeadPlan(), padded
-        self.stretched = padded and least_length(self.arch.facts.head_dim) > 0  # more dummies where texts are short
+        self.stretched = padded and min_length(self.arch.facts.head_dim) > 0  # more dummies where texts are short
         self.graph = GraphBuilder(storage)
         self.packed: dict[tuple[str, ...], str] = {}  # parts of one matrix -> the product before it is split
 

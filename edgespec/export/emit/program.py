@@ -19,7 +19,7 @@ from edgespec.export.emit.graph import BOOL, EDGESPEC, FLOAT, INT64, UINT8, Grap
 from edgespec.export.emit.pieces import stacked_bias, vector
 from edgespec.export.emit.plan import Matrix, StoragePlan, stacked_name
 from edgespec.runtimes.files.formats import FILE, SPECS, Format, Kind, acts_of
-from edgespec.runtimes.files.manifest import KeptPart
+from edgespec.runtimes.files.manifest import BytesPerWeight
 from edgespec.runtimes.files.packing import Packed
 
 PLAN, CONTROLS = 6, 8
@@ -251,12 +251,12 @@ class NativePlan(StoragePlan):
         return "q8" if kind == "p8" and self.arch.both_ways else kind
 
     @property
-    def low_bytes(self) -> int:
+    def low_nibble_bytes(self) -> int:
         """Bytes of the low planes."""
         return sum(self._low.values())
 
     @property
-    def kept(self) -> KeptPart | None:
+    def kept(self) -> BytesPerWeight | None:
         """Mean bytes of weights that are as their file has them; None = they are all of one format."""
         if self.form != FILE:
             return None
@@ -264,7 +264,7 @@ class NativePlan(StoragePlan):
         layers = [one for name, one in self.matrices.items() if name not in outside]
         whole = [one for name in outside if (one := self.matrices.get(name)) is not None] or layers
         planes = sum(one.n * one.k for one in layers if one.packed and one.packed.low_nbytes)
-        return KeptPart(
+        return BytesPerWeight(
             layers=_mean_bytes(layers),
             head=_mean_bytes(whole[:1]),
             embedding=_mean_bytes(whole[-1:]),

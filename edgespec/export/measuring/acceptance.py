@@ -99,7 +99,7 @@ class ChainScorer:
     def passes(self, slot: Slot, depth: int, skip: SkipSet | None = None, hidden: bool = False) -> Iterator[Output]:
         """Run the first ``depth`` rows of all chains, as many chains per pass as fit; a chain's rows are adjacent."""
         slot.prefill(self.tokens[slot.follow(self.tokens) :])
-        room = slot.model.facts.context + slot.model.part.headroom - len(self.tokens)
+        room = slot.model.facts.context + slot.model.part.extra_rows - len(self.tokens)
         batch = max(1, min(MAX_ROWS, room) // depth)
         for start in range(0, len(self.positions), batch):
             at = self.positions[start : start + batch]  # [p]

@@ -85,10 +85,10 @@ def reading(
     assert source is not None
     begin, (before, behind) = surroundings(form, codec)
     if source.kind == "features":
-        shape = min(MOST, source.most), arch.encoder.input_width if arch.encoder else 0
+        shape = min(MOST, source.max_rows), arch.encoder.input_width if arch.encoder else 0
         noise = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
         return Reading(form, noise if sound is None else sound, begin)
-    most = max(1, min(MOST, source.most) - len(before) - len(behind))
+    most = max(1, min(MOST, source.max_rows) - len(before) - len(behind))
     return Reading(form, [*before, *_longest_line(codec, text, most), *behind], begin, (before, behind))
 
 

@@ -28,7 +28,7 @@ def tower_note(sight: VisionEncoderSpec, folder: Path, target: ModelPart, thread
     tower, image = target.tower, sight.image
     if tower is None or tower.format == "fp32" or image.windows or native_library().path is None:
         return None
-    image = image.model_copy(update={"taps": []})
+    image = image.model_copy(update={"deepstack_layers": []})
     piece, places = process(proof_picture(PICTURE).pixels, image).pieces[0], read_places(folder, image)
     sides, written = (sight.tower, sight.projectors[0]), (tower, target.sides[-len(sight.projectors)])
 

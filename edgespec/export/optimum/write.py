@@ -161,7 +161,7 @@ def write_foreign(
         graphs=graphs,
         weights=prefix + WEIGHTS,
         layout="stock",
-        headroom=HEADROOM,
+        extra_rows=HEADROOM,
         min_rows=1,
         origin="optimum",
     )

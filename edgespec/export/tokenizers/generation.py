@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,17 @@ from edgespec.export.tokenizers.facts import GENERATION, read_if_sound
 from edgespec.runtimes.files.text_form import WritingRules
 from edgespec.runtimes.text.rules import RuledText
 
-OF_TOKENS = {
-    "suppressed": "suppress_tokens",
-    "begin_suppressed": "begin_suppress_tokens",
-    "bad_words": "bad_words_ids",
-    "no_repeat": "no_repeat_ngram_size",
-    "least": "min_length",
-    "least_new": "min_new_tokens",
-    "forced_end": "forced_eos_token_id",
-}
-OF_TEXTS = {
-    "most": "max_length",
-    "beams": "num_beams",
-    "length_penalty": "length_penalty",
-    "early_stopping": "early_stopping",
-}
+OF_TOKENS = (
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "no_repeat_ngram_size",
+    "min_length",
+    "min_new_tokens",
+    "forced_eos_token_id",
+)
+OF_TEXTS = "max_length", "num_beams", "length_penalty", "early_stopping"
+_FIELDS = {"num_beams": "beams"}  # other keys are the names of the rules' fields
 
 
 def read_generation(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,19 +46,19 @@ def decoder_rules(folder: Path, config: Mapping[str, Any]) -> WritingRules | Non
 
 
 def writing_rules(
-    folder: Path, generation: Mapping[str, Any], names: Mapping[str, str] = OF_TOKENS | OF_TEXTS
+    folder: Path, generation: Mapping[str, Any], names: Collection[str] = OF_TOKENS + OF_TEXTS
 ) -> WritingRules:
     """Read the rules, with transformers' defaults.
 
     Args:
-        names: keys of generation_config.json, by the fields of the rules.
+        names: keys of generation_config.json.
     """
-    given = {mine: generation[theirs] for mine, theirs in names.items() if theirs in generation}
-    for name in ("suppressed", "begin_suppressed"):
+    given = {_FIELDS.get(name, name): generation[name] for name in names if name in generation}
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
         if isinstance(given.get(name), list):
             given[name] = [token for token in given[name] if token != -1]
-    if isinstance(given.get("forced_end"), list):
-        given["forced_end"] = given["forced_end"][0] if given["forced_end"] else None
+    if isinstance(given.get("forced_eos_token_id"), list):
+        given["forced_eos_token_id"] = given["forced_eos_token_id"][0] if given["forced_eos_token_id"] else None
     try:
         return WritingRules(**given)
     except ValidationError as error:

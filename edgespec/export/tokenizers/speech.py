@@ -37,9 +37,9 @@ def speech_part(folder: Path, config: Mapping[str, Any], codec: TextCodec) -> Sp
         "no_timestamps": _named(folder, codec, "notimestamps"),
         "previous": codec.token_id("<|startofprev|>"),
         "no_speech": codec.token_id("<|nospeech|>") or codec.token_id("<|nocaptions|>"),  # as older ones call it
-        "suppressed": _tokens(told, "suppress_tokens"),
-        "suppressed_first": _tokens(told, "begin_suppress_tokens"),
-        "latest_first": told.get("max_initial_timestamp_index"),
+        "suppress_tokens": _tokens(told, "suppress_tokens"),
+        "begin_suppress_tokens": _tokens(told, "begin_suppress_tokens"),
+        "max_initial_timestamp_index": told.get("max_initial_timestamp_index"),
     }
     if told.get("is_multilingual", told.get("vocab_size", 0) >= _SEVERAL):
         found["tasks"] = {task: _named(folder, codec, task) for task in _TASKS}

@@ -58,7 +58,7 @@ def text_form(folder: Path, config: Mapping[str, Any], codec: TextCodec, sources
     target = _known(told.get("tgt_lang") or told.get("target_lang"), languages)
     return TextForm(
         source=source,
-        begin=begin,
+        prefix_tokens=begin,
         languages=languages if {"from", "to"} & {*source, *begin} else {},
         prefixes=_prefixes(config),
         default_from=_known(told.get("src_lang") or told.get("source_lang"), languages),
@@ -80,7 +80,7 @@ def surroundings(form: TextForm, codec: TextCodec) -> tuple[list[int], tuple[lis
     Args:
         codec: of sources.
     """
-    begin = [token if isinstance(token, int) else next(iter(form.languages.values())) for token in form.begin]
+    begin = [token if isinstance(token, int) else next(iter(form.languages.values())) for token in form.prefix_tokens]
     language = next(iter(form.languages), None)
     told = {name: language for name in ("from", "to") if form.needs(name)}
     around = SourceTexts(Path(), form, codec).encode("", told.get("from"), told.get("to"))

@@ -45,7 +45,7 @@ class Reader:
         text = read_calibration(None, path, codec).text
         form = text_form(path, arch.source.config, codec, own)
         begin, around = surroundings(form, own or codec)
-        return cls(own or codec, begin, around, min(MOST, source.most) - sum(map(len, around)), text)
+        return cls(own or codec, begin, around, min(MOST, source.max_rows) - sum(map(len, around)), text)
 
     def sources(
         self, texts: Sequence[str], count: int, held: int, seed: int

@@ -61,12 +61,12 @@ class Audio:
             InvalidRequest: it is longer than the model accepts at once.
         """
         rows = part.front.rows(frames_of(len(self.samples), part.front))
-        if rows > part.most:
+        if rows > part.max_rows:
             raise InvalidRequest(
-                f"a recording of {len(self.samples) / RATE:.0f} s is {rows} rows, and this model hears {part.most}",
+                f"a recording of {len(self.samples) / RATE:.0f} s is {rows} rows, and this model hears {part.max_rows}",
                 "cut it, or transcribe it: that is done window by window",
             )
-        return part.words.begin + part.words.token * rows + part.words.end
+        return part.prompt_template.begin + part.prompt_template.token * rows + part.prompt_template.end
 
     def forget(self) -> None:
         """Free derived data: there is none."""

@@ -23,7 +23,7 @@ TOWER, PROJECTOR, FIRST = 0, 1, 2
 
 def frames_of(samples: int, front: WhisperFrontend | ChunkedFrontend) -> int:
     """Count the frames of ``samples`` samples that the model reads."""
-    return -(-samples // HOP) if isinstance(front, WhisperFrontend) else max(samples, front.least) // HOP
+    return -(-samples // HOP) if isinstance(front, WhisperFrontend) else max(samples, front.min_samples) // HOP
 
 
 def sound_features(samples: Samples, front: WhisperFrontend | ChunkedFrontend) -> Rows:  # [n] -> [frames, bands]
@@ -31,7 +31,7 @@ def sound_features(samples: Samples, front: WhisperFrontend | ChunkedFrontend) -
     if isinstance(front, WhisperFrontend):
         window = front.features.frames * HOP
         return log_mel([samples], front.bands, least=-(-len(samples) // window) * window)
-    return log_mel([samples], front.bands, least=front.least)
+    return log_mel([samples], front.bands, least=front.min_samples)
 
 
 def sound_rows(features: Rows, sound: SoundPart, encode: Encode) -> Rows:  # [frames, bands] -> [R, width]

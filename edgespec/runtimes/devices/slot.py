@@ -36,8 +36,8 @@ class DeviceSlot(Slot):
         facts, part = model.facts, model.part
         if any(name.startswith(model.name("from/")) for name in part.graphs):
             self.can |= {"layers"}
-        self.capacity = -(-(self.context + part.headroom) // ROUND_CAPACITY) * ROUND_CAPACITY
-        self._last = facts.context + part.headroom - 1  # position of the tables
+        self.capacity = -(-(self.context + part.extra_rows) // ROUND_CAPACITY) * ROUND_CAPACITY
+        self._last = facts.context + part.extra_rows - 1  # position of the tables
         shape = 1, facts.kv_heads, self.capacity, facts.head_dim
         self._kv = {
             (layer, kind): model.put(np.zeros(shape, model.number))

@@ -15,13 +15,13 @@ MOST_SIDE = 256  # codes of a line or a column
 
 
 class CaptionPart(Part):
-    """A caption is read by the model's tower and its projector, up to ``most`` tokens.
+    """A caption is read by the model's tower and its projector, up to ``max_tokens`` tokens.
 
-    ``nothing``: a file of the input of guidance's other half, float32 [most, width]: its last rows.
+    ``unconditional``: a file of the input of guidance's other half, float32 [max_tokens, width]: its last rows.
     """
 
-    most: int = Field(ge=1, le=1 << 12)
-    nothing: InsidePath
+    max_tokens: int = Field(ge=1, le=1 << 12)
+    unconditional: InsidePath
 
 
 class ImageCodes(Part):

@@ -90,14 +90,14 @@ class InternVlPixels(Pixels):
 
 
 class Qwen2VlPixels(Pixels):
-    """Qwen2-VL and later: native resolution of ``least`` to ``most`` pixels.
+    """Qwen2-VL and later: native resolution of ``min_pixels`` to ``max_pixels``.
 
     A patch represents two equal pictures in sequence; the encoder's first matrix has the sum of both halves.
     """
 
     kind: Literal["qwen2-vl"]
-    least: Context
-    most: Annotated[int, Field(gt=0, le=1 << 30)]
+    min_pixels: Context
+    max_pixels: Annotated[int, Field(gt=0, le=1 << 30)]
 
 
 Processor = Annotated[
@@ -158,21 +158,20 @@ class ImagePart(Part):
     The tower reads the patches of a piece of an image (a tile, or all of it), float32 [T, columns], the rows that it
     gives are merged, and the first projector makes rows of them that are as wide as the decoder's.
 
-    ``most``: rows of the largest image.  ``positions``: ``text`` = one row after the other; ``grid`` = in three
-    dimensions (M-RoPE, arXiv 2409.12191): rows form a grid, and a text continues after the longer
-    side.  ``bidirectional``: rows of a piece see each other.  ``taps``: as many projectors more make rows of what these
-    layers inside the tower give, which are added to the residual stream after the decoder's first layers, one each
-    (DeepStack, arXiv 2406.04334).
+    ``max_rows``: rows of the largest image.  ``positions``: ``text`` = one row after the other; ``grid`` = in three
+    dimensions (M-RoPE, arXiv 2409.12191): rows form a grid, and a text continues after the longer side.
+    ``bidirectional``: rows of a piece see each other.  ``deepstack_layers``: layers of the tower with a projector each.
+    Its rows are added to the residual stream after one of the decoder's first layers (DeepStack, arXiv 2406.04334).
     ``proof``: golden vectors, which other runtimes must reproduce.
     """
 
     processor: Processor
-    words: ImageWords
+    prompt_template: ImageWords
     merge: MergePart
-    most: Context
-    places: PositionEmbeddingPart | None = None
+    max_rows: Context
+    position_embedding: PositionEmbeddingPart | None = None
     windows: WindowsPart | None = None
     positions: Literal["text", "grid"] = "text"
     bidirectional: bool = False
-    taps: Layers = Field(default_factory=list)
+    deepstack_layers: Layers = Field(default_factory=list)
     proof: list[SeenVector] = Field(default_factory=list)

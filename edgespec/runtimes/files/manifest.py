@@ -133,9 +133,9 @@ def _check_encoder(source: SourcePart | None, encoder: ModelPart | None) -> None
         return
     if encoder.source or encoder.decoder or "native" not in encoder.graphs:
         raise ValueError("encoder: expected one without a source, for native operators")
-    if (encoder.facts.hidden, encoder.facts.context) != (source.width, source.most):
+    if (encoder.facts.hidden, encoder.facts.context) != (source.width, source.max_rows):
         raise ValueError(f"encoder: gives {encoder.facts.context} rows of {encoder.facts.hidden}, but source is "
-                         f"{source.most} of {source.width}")  # fmt: skip
+                         f"{source.max_rows} of {source.width}")  # fmt: skip
 
 
 def _check_tower(part: ModelPart) -> None:
@@ -143,7 +143,7 @@ def _check_tower(part: ModelPart) -> None:
     image, sound, projectors, convolutions = part.image, part.sound, part.projectors or [], part.convolutions or []
     if not any((image, sound, part.tower, projectors, convolutions)):
         return
-    taps, wanted = image.taps if image else [], getattr(sound.front, "convolutions", 0) if sound else 0
+    taps, wanted = image.deepstack_layers if image else [], getattr(sound.front, "convolutions", 0) if sound else 0
     if (image and sound) or part.tower is None or len(projectors) != 1 + len(taps):
         raise ValueError("image or sound: expected a tower and a projector beside it, and one for each of its taps")
     if len(convolutions) != wanted:
@@ -154,14 +154,14 @@ def _check_tower(part: ModelPart) -> None:
     if lost := [one.facts.hidden for one in projectors if one.facts.hidden != part.facts.hidden]:
         raise ValueError(f"projectors: give rows of {lost[0]}, and the decoder has {part.facts.hidden}")
     if any(tap > part.tower.facts.layers for tap in taps):
-        raise ValueError(f"image: taps after more than {part.tower.facts.layers} layers")
+        raise ValueError(f"image: deepstack_layers: after more than {part.tower.facts.layers} layers")
 
 
 class Graph(Part):
     """One ONNX file of a model.
 
     ``gated``: each pass can skip sub-layers.  ``padded``: attention gets a dummy row, so ``position_ids`` and
-    ``bias`` have one row more than ``input_ids``, and further rows until attention sees ``least_length`` tokens, these
+    ``bias`` have one row more than ``input_ids``, and further rows until attention sees ``min_length`` tokens, these
     included (where heads are wider than 128: docs/dev/runtime.md).  ``hidden``: each pass can return and accept hidden
     states, and compute heads.
     ``device``: the device that it was written for (docs/devices.md), and ``precision``: of its activations, keys and
@@ -173,7 +173,7 @@ class Graph(Part):
     precision: Precision = "fp32"
     gated: bool = False
     padded: bool = False
-    least_length: int | None = Field(default=None, ge=1, le=1 << 10)
+    min_length: int | None = Field(default=None, ge=1, le=1 << 10)
     hidden: bool = False
     operators: Operators = "stock"
     skip: SkipSetPart | None = Field(default=None, description="sub-layers that it leaves out")
@@ -185,7 +185,7 @@ def graph_name(device: str, precision: Precision, which: str = "") -> str:
     return f"{name}/{which}" if which else name
 
 
-class KeptPart(Part):
+class BytesPerWeight(Part):
     """Mean bytes of a weight that is stored as its file has it: matrices differ."""
 
     layers: float = Field(gt=0, le=4)
@@ -206,17 +206,19 @@ class ModelPart(Part):
     facts: ModelFacts
     format: Format
     quantizer: str = Field(default="rtn", description="how int4 and int8 levels were chosen")
-    fine: float | None = Field(default=None, ge=0, le=1, description="share of layers' weights in int8")
+    int8_fraction: float | None = Field(default=None, ge=0, le=1, description="share of layers' weights in int8")
     head_format: Format | None = Field(default=None, description="of LM head and tied embedding, if not ``format``")
     embedding_format: Format | None = Field(default=None, description="of one that is not tied, if not ``format``")
-    kept: KeptPart | None = Field(default=None, description="of weights that are as their file has them")
+    bytes_per_weight: BytesPerWeight | None = Field(default=None, description="of format ``file``")
     graphs: dict[str, Graph]
     weights: InsidePath
     index: InsidePath | None = None
     layout: Layout = "stock"
-    low_bytes: Count = Field(default=0, description="low planes of int8 matrices, last in native operators' weights")
+    low_nibble_bytes: Count = Field(
+        default=0, description="low planes of int8 matrices, last in native operators' weights"
+    )
     converted: FileName | None = Field(default=None, description="what graphs of the other layout call the weights")
-    headroom: int = Field(gt=0, le=1 << 12, description="rows beyond the context that the position tables cover")
+    extra_rows: int = Field(gt=0, le=1 << 12, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, le=1, description="fewest rows that may reach the LM head")
     attention: AttentionPart | None = None
     heads: list[HeadGroup] = Field(default_factory=list)
@@ -224,7 +226,9 @@ class ModelPart(Part):
     cut: bool = Field(default=False, description="the only LM head is the cut one: a draft")
     final_norm: FinalNorm | None = Field(default=None, description="of a target")
     origin: Origin = "edgespec"
-    tapped: Layers = Field(default_factory=list, description="of a target: after how many layers it can be tapped")
+    aux_hidden_layers: Layers = Field(
+        default_factory=list, description="of a target: layers whose outputs drafters read"
+    )
     decoder: DecoderPart | None = Field(default=None, description="of a drafter conditioned on the target")
     source: SourcePart | None = Field(default=None, description="of a decoder that attends over what an encoder gave")
     encoder: ModelPart | None = Field(default=None, description="that encoder, which has no source of its own")
@@ -253,8 +257,8 @@ class ModelPart(Part):
             raise ValueError(f"head_vocab: {self.head_vocab.size} tokens of a vocabulary of {facts.vocab}")
         if self.cut and not self.head_vocab:
             raise ValueError("cut: without head_vocab")
-        if max(self.tapped, default=0) > facts.layers:
-            raise ValueError(f"tapped: after more than {facts.layers} layers")
+        if max(self.aux_hidden_layers, default=0) > facts.layers:
+            raise ValueError(f"aux_hidden_layers: after more than {facts.layers} layers")
         if self.decoder and self.decoder.reads and (len(self.decoder.reads), facts.shared) != (facts.layers,) * 2:
             raise ValueError(f"decoder: reads of {len(self.decoder.reads)} of {facts.layers} layers")
         if self.decoder and self.decoder.columns <= facts.hidden:
@@ -281,13 +285,13 @@ class ModelPart(Part):
     @property
     def planes(self) -> bool:
         """Whether int8 matrices of native operators are in two planes of 4 bits."""
-        return self.low_bytes > 0
+        return self.low_nibble_bytes > 0
 
     @property
     def layers_have_planes(self) -> bool:
         """Whether matrices of layers are in two planes, and not only those of the LM head."""
-        kept = self.kept is not None and self.kept.planes
-        return self.planes and (self.format == "int8" or self.fine is not None or kept)
+        as_file = self.bytes_per_weight is not None and self.bytes_per_weight.planes
+        return self.planes and (self.format == "int8" or self.int8_fraction is not None or as_file)
 
     @property
     def high_alone(self) -> bool:
@@ -298,7 +302,7 @@ class ModelPart(Part):
         """Describe the same files as run with only the high planes: a model of 4 bits."""
         if not self.planes:
             return self
-        update: dict[str, Any] = {"fine": None}
+        update: dict[str, Any] = {"int8_fraction": None}
         for name in ("format", "head_format", "embedding_format"):
             if getattr(self, name) == "int8":
                 update[name] = "int4"
@@ -383,11 +387,11 @@ class FileEntry(Part):
 class GoldenVector(Part):
     """A prompt, and this bundle's own plain decoding of it, which every other runtime must reproduce.
 
-    ``begin``: of an encoder-decoder, whose ``prompt`` is what the encoder reads: what the decoder's text begins with.
+    ``prefix_tokens``: of an encoder-decoder, whose ``prompt`` is the encoder's input: the first tokens of the output.
     """
 
     prompt: Tokens
-    begin: Tokens | None = None
+    prefix_tokens: Tokens | None = None
     method: str
     tokens: Tokens
 
@@ -414,6 +418,12 @@ class Manifest(Part):
     provenance: Provenance = Field(default_factory=dict)
     golden: list[GoldenVector] = Field(default_factory=list)
     files: dict[InsidePath, FileEntry] = Field(default_factory=dict)
+    _stored_schema: int = PrivateAttr(default=SCHEMA)
+
+    @property
+    def stored_schema(self) -> int:
+        """Schema of the file it was read from."""
+        return self._stored_schema
 
     @property
     def hears(self) -> bool:
@@ -433,7 +443,7 @@ class Manifest(Part):
         for part in self.models:
             if part.weights in files and part.layout == "native":
                 entry = files[part.weights]
-                files[part.weights] = entry.model_copy(update={"size": entry.size - part.low_bytes})
+                files[part.weights] = entry.model_copy(update={"size": entry.size - part.low_nibble_bytes})
         parity = self.parity | self.parity.get("high_precision", {})
         return self.model_copy(update={**parts, "files": files, "golden": [], "cost": {}, "parity": parity})
 
@@ -449,7 +459,7 @@ class Manifest(Part):
             if lost := [head for head in method.heads if head not in groups]:
                 raise ValueError(f"methods: {name} uses heads {lost[0]!r}, which the model does not have")
         if drafter := self.drafter:
-            own, columns = drafter.facts, (1 + len(self.target.tapped)) * facts.hidden
+            own, columns = drafter.facts, (1 + len(self.target.aux_hidden_layers)) * facts.hidden
             reads, given = (drafter.decoder.reads, drafter.decoder.columns) if drafter.decoder else ([], 0)
             if (own.hidden if not reads else facts.hidden, own.vocab, given) != (facts.hidden, facts.vocab, columns):
                 raise ValueError("drafter: of another hidden size, vocabulary or number of auxiliary hidden states "
@@ -462,7 +472,7 @@ class Manifest(Part):
         others = [part.sense for part in (self.draft, self.drafter) if part and part.sense]
         if not all(reads_alike(self.target.sense, sense) for sense in others):
             raise ValueError("draft: expected one that reads text alone, or images and sound as its target does")
-        if any(max([0, *(one.begin or one.prompt), *one.tokens]) >= facts.vocab for one in self.golden):
+        if any(max([0, *(one.prefix_tokens or one.prompt), *one.tokens]) >= facts.vocab for one in self.golden):
             raise ValueError(f"golden: a token outside the vocabulary of {facts.vocab}")
         return self
 
@@ -491,4 +501,6 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: schema {version} is newer than this edgespec, which reads up to schema {SCHEMA}",
             "upgrade edgespec, or export the bundle with this version",
         )
-    return validated(Manifest, migrated(data, version), path, BundleError, "export the bundle again")
+    found = validated(Manifest, migrated(data, version), path, BundleError, "export the bundle again")
+    found._stored_schema = version
+    return found

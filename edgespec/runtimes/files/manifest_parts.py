@@ -148,7 +148,7 @@ class DecoderPart(Part):
     later steps use draft tokens and the drafter's own hidden states.
 
     An input row has ``columns`` columns: first the embedding of its token as the target sees it, then either the hidden
-    states of the target's ``tapped`` boundaries, which its first matrix fuses, or its own hidden state.
+    states of the target's ``aux_hidden_layers``, which its first matrix fuses, or its own hidden state.
     """
 
     kind: DrafterKind
@@ -169,10 +169,10 @@ class DecoderPart(Part):
 class FeaturePart(Part):
     """How sound becomes rows for an encoder: log-mel features, as windows for two convolutions.
 
-    ``bands``: features of a frame; ``frames``: of a whole recording (its ``most`` rows are half as many).  Row i of the
-    encoder's input has three parts of ``columns`` each, for the frames p = 2 i - 1, 2 i and 2 i + 1.  A part has the
-    features of the frames p - 1, p and p + 1 in sequence (zeros outside the recording), then a 1, then zeros.  A part
-    whose p is -1 is all zeros.
+    ``bands``: features of a frame; ``frames``: of a whole recording (its ``max_rows`` rows are half as many).  Row i of
+    the encoder's input has three parts of ``columns`` each, for the frames p = 2 i - 1, 2 i and 2 i + 1.  A part has
+    the features of the frames p - 1, p and p + 1 in sequence (zeros outside the recording), then a 1, then zeros.  A
+    part whose p is -1 is all zeros.
     """
 
     bands: Width
@@ -183,13 +183,13 @@ class FeaturePart(Part):
 class SourcePart(Part):
     """The rows that a decoder attends over, which an encoder computes from a source once per request.
 
-    ``kind``: the encoder's input, token ids of a text or float rows of ``features``.  ``most``: rows of the longest
+    ``kind``: the encoder's input, token ids of a text or float rows of ``features``.  ``max_rows``: rows of the longest
     source; ``width``: of a row that the encoder gives.  ``shares_encoder``: a draft reads the output of the target's
     encoder and has none itself.  ``TextForm`` has the tokens around both texts.
     """
 
     kind: Literal["text", "features"]
-    most: Context
+    max_rows: Context
     width: Width
     features: FeaturePart | None = None
     shares_encoder: bool = False

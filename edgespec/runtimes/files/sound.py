@@ -40,8 +40,8 @@ class ChunkedFrontend(Part):
     """Chunks of ``chunk`` frames go through convolutions that halve frames and bands (Qwen3-ASR, arXiv 2601.21337).
 
     There is one for each of ``ModelPart.convolutions``: 3 by 3, stride 2 in both directions, zeros around the chunk.
-    The tower's rows are the ``bands`` of a frame in sequence, and attend within ``window`` chunks.  ``least``: minimum
-    samples; silence fills a shorter recording.
+    The tower's rows are the ``bands`` of a frame in sequence, and attend within ``window`` chunks.  Silence fills a
+    recording of fewer than ``min_samples`` samples.
     """
 
     kind: Literal["chunks"]
@@ -49,7 +49,7 @@ class ChunkedFrontend(Part):
     chunk: Width
     window: Guesses
     convolutions: Annotated[int, Field(ge=1, le=8)]
-    least: Context = 8000
+    min_samples: Context = 8000
 
     def rows(self, frames: int) -> int:
         """Count the decoder's rows of ``frames`` frames."""
@@ -61,7 +61,7 @@ class ChunkedFrontend(Part):
         return -(-size >> self.convolutions)
 
 
-class AskPart(Part):
+class TranscriptPrompt(Part):
     """How to ask for a transcript.
 
     ``text``: the request, with ``{sound}`` for the recording, ``{prompt}`` for the user's words (optional), and
@@ -79,18 +79,18 @@ class AskPart(Part):
 class SoundPart(Part):
     """How sound becomes rows of a decoder, at positions that have no token embedding.
 
-    ``words``: the text of a recording.  ``most``: rows of the longest one.
+    ``prompt_template``: the text of a recording.  ``max_rows``: rows of the longest one.
     """
 
     front: Annotated[WhisperFrontend | ChunkedFrontend, Field(discriminator="kind")]
-    words: ImageWords
-    most: Context
-    ask: AskPart
+    prompt_template: ImageWords
+    max_rows: Context
+    transcript_prompt: TranscriptPrompt
 
 
 def reads_alike(one: ImagePart | SoundPart | None, other: ImagePart | SoundPart | None) -> bool:
     """Whether a draft uses the same rows for an image or a recording as its target, at the same positions."""
     if isinstance(one, SoundPart) or isinstance(other, SoundPart) or one is None or other is None:
         return isinstance(one, SoundPart) and isinstance(other, SoundPart) and one.front == other.front
-    names = ("processor", "words", "merge", "most", "positions")
+    names = ("processor", "prompt_template", "merge", "max_rows", "positions")
     return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -20,8 +20,9 @@ class SpeechPart(Part):
     ``no_timestamps``.  The timestamp tokens follow that one: one per 20 ms, from 0.00 s.
 
     ``languages``: the token of each, empty for English-only models; ``previous``: comes before the earlier transcript;
-    ``no_speech``: its probability right after ``start`` is the chance of silence; ``suppressed``: never written;
-    ``suppressed_first``: not at the beginning; ``latest_first``: the latest first timestamp, in steps of 20 ms.
+    ``no_speech``: its probability right after ``start`` is the chance of silence; ``suppress_tokens``: never written;
+    ``begin_suppress_tokens``: not at the beginning; ``max_initial_timestamp_index``: the latest first timestamp, in
+    steps of 20 ms.
     """
 
     start: Token
@@ -30,9 +31,9 @@ class SpeechPart(Part):
     no_timestamps: Token
     previous: Token | None = None
     no_speech: Token | None = None
-    suppressed: Tokens = Field(default_factory=list)
-    suppressed_first: Tokens = Field(default_factory=list)
-    latest_first: int | None = Field(default=None, ge=0, le=MOST_VOCAB)
+    suppress_tokens: Tokens = Field(default_factory=list)
+    begin_suppress_tokens: Tokens = Field(default_factory=list)
+    max_initial_timestamp_index: int | None = Field(default=None, ge=0, le=MOST_VOCAB)
 
     @property
     def first_time(self) -> int:

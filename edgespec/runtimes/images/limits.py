@@ -22,17 +22,17 @@ def limited(image: ImagePart | None, rows: int | None) -> ImagePart | None:
         return image
     if image is None:
         raise InvalidRequest(f"{OPTION} {rows}: this model reads no images", f"leave {OPTION} out")
-    how, least = image.processor, image.most
+    how, least = image.processor, image.max_rows
     if isinstance(how, Idefics3Pixels | InternVlPixels):
         least = _of_tile(image)
     elif isinstance(how, Lfm2VlPixels | Qwen2VlPixels):
         least = 1
     if rows < least:
         raise InvalidRequest(f"{OPTION} {rows}: an image of this model has at least {least} rows", f"{OPTION} {least}")
-    if rows >= image.most:
+    if rows >= image.max_rows:
         return image
     changes, most = _changes(image, rows)
-    return image.model_copy(update={"processor": how.model_copy(update=changes), "most": most, "proof": []})
+    return image.model_copy(update={"processor": how.model_copy(update=changes), "max_rows": most, "proof": []})
 
 
 def _of_tile(image: ImagePart) -> int:
@@ -48,7 +48,7 @@ def _changes(image: ImagePart, rows: int) -> tuple[dict[str, Any], int]:
     how = image.processor
     if isinstance(how, Qwen2VlPixels):
         most = rows * (how.patch * image.merge.factor) ** 2
-        return {"most": most, "least": min(how.least, most // APART)}, rows
+        return {"max_pixels": most, "min_pixels": min(how.min_pixels, most // APART)}, rows
     tile = _of_tile(image)
     if isinstance(how, InternVlPixels):
         tiles = rows // tile - 1

@@ -92,7 +92,7 @@ def read_places(folder: Path, part: ImagePart) -> Floats | None:  # [side * side
     Raises:
         BundleError: the file has another size than the manifest says.
     """
-    if (places := part.places) is None:
+    if (places := part.position_embedding) is None:
         return None
     file, count = folder / places.file, places.side**2 * places.width
     found = np.fromfile(file, "<f4", count + 1)
@@ -105,9 +105,9 @@ def tower_rows(piece: Piece, part: ImagePart, places: Floats | None) -> Floats: 
     """Append the positions of a piece's patches if a tower reads both, or put empty rows in front."""
     if part.merge.lead:
         return np.pad(piece.patches, ((part.merge.lead, 0), (0, 0)))
-    if part.places is None or places is None:
+    if part.position_embedding is None or places is None:
         return piece.patches
-    return np.concatenate([piece.patches, resampled(places, piece.grid, part.places)], 1)
+    return np.concatenate([piece.patches, resampled(places, piece.grid, part.position_embedding)], 1)
 
 
 def resampled(
@@ -147,7 +147,7 @@ def piece_rows(piece: Piece, part: ImagePart, places: Floats | None, encode: Enc
     """
     inside = np.stack(np.divmod(np.arange(len(piece.patches)), piece.grid[1]))
     inside = np.pad(inside, ((0, 0), (part.merge.lead, 0)))
-    each = np.split(encode(0, tower_rows(piece, part, places), inside), 1 + len(part.taps), axis=1)
+    each = np.split(encode(0, tower_rows(piece, part, places), inside), 1 + len(part.deepstack_layers), axis=1)
     return np.concatenate([encode(1 + at, merged(one, piece.grid, part), None) for at, one in enumerate(each)], axis=1)
 
 
@@ -181,9 +181,9 @@ def patches(pixels: Picture, how: Pixels) -> Piece:
 def _processed(pictures: list[Picture], part: ImagePart, words: Callable[[list[str]], str] | None = None) -> Processed:
     """Cut pictures into patches, and write their text; ``words``: of the rows of each piece, if more than those."""
     pieces = [patches(each, part.processor) for each in pictures]
-    rows = [part.words.token * math.prod(merged_grid(piece.grid, part)) for piece in pieces]
+    rows = [part.prompt_template.token * math.prod(merged_grid(piece.grid, part)) for piece in pieces]
     inner = "".join(rows) if words is None else words(rows)
-    return Processed(pieces, f"{part.words.begin}{inner}{part.words.end}")
+    return Processed(pieces, f"{part.prompt_template.begin}{inner}{part.prompt_template.end}")
 
 
 def _tiles(pixels: Picture, tile: int) -> list[Picture]:
@@ -195,7 +195,7 @@ def _tiles(pixels: Picture, tile: int) -> list[Picture]:
 def _tiled(rows: list[str], columns: int, part: ImagePart) -> str:
     """Write the rows of tiles, line by line, each after its number."""
     lines = [rows[at : at + columns] for at in range(0, len(rows), columns)]
-    words = part.words
+    words = part.prompt_template
     return "".join(
         "".join(words.tile.format(row=y + 1, column=x + 1) + own for x, own in enumerate(line)) + words.line
         for y, line in enumerate(lines)
@@ -212,11 +212,11 @@ def _idefics3(pixels: Picture, how: Idefics3Pixels, part: ImagePart) -> Processe
         pixels = resized(pixels, _in_tiles(pixels.shape[0], pixels.shape[1], how.tile), how)
     whole = resized(pixels, (how.tile, how.tile), how)
     if not how.split or pixels.shape[:2] == whole.shape[:2]:
-        return _processed([whole], part, lambda rows: part.words.whole + rows[0])
+        return _processed([whole], part, lambda rows: part.prompt_template.whole + rows[0])
     columns = pixels.shape[1] // how.tile
 
     def words(rows: list[str]) -> str:
-        return _tiled(rows[:-1], columns, part) + part.words.line + part.words.whole + rows[-1]
+        return _tiled(rows[:-1], columns, part) + part.prompt_template.line + part.prompt_template.whole + rows[-1]
 
     return _processed([*_tiles(pixels, how.tile), whole], part, words)
 
@@ -266,7 +266,7 @@ def _lfm2_vl(pixels: Picture, how: Lfm2VlPixels, part: ImagePart) -> Processed:
         return _processed(tiles, part)
 
     def words(found: list[str]) -> str:
-        last = part.words.whole + found[-1] if thumbnail else ""
+        last = part.prompt_template.whole + found[-1] if thumbnail else ""
         return _tiled(found[: rows * columns], columns, part) + last
 
     return _processed([*tiles, *thumbnail], part, words)
@@ -318,6 +318,6 @@ def _within(pixels: Picture, how: Qwen2VlPixels, part: ImagePart) -> Picture:
 def _qwen_size(height: int, width: int, unit: int, how: Qwen2VlPixels) -> Size:
     """Like ``_bounded``, but a side may round to 0 before the number of pixels is checked."""
     if round(height / unit) * round(width / unit):
-        return _bounded(height, width, unit, how.least, how.most)
-    times = math.sqrt(how.least / (height * width))
+        return _bounded(height, width, unit, how.min_pixels, how.max_pixels)
+    times = math.sqrt(how.min_pixels / (height * width))
     return math.ceil(height * times / unit) * unit, math.ceil(width * times / unit) * unit

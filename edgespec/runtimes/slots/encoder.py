@@ -174,7 +174,7 @@ class _EncoderSlot(NativeSlot):
             plan[PLACE] -= (np.cumsum(counts) - counts)[apart]
         if places is not None:
             self._offsets = np.concatenate([np.zeros((1, n), np.int64), places - plan[POSITION]])
-        tapped = bool(self.model.part.tapped)
+        tapped = bool(self.model.part.aux_hidden_layers)
         self._select(self._at.load if load else self._at.embed, -2, (layers.start, layers.stop) if layers else None)
         output = self._launch(n, 0, hidden=True, aux_hidden=tapped)
         assert output.hidden is not None

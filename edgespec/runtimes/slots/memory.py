@@ -58,10 +58,10 @@ class MemoryPool:
         source = model.part.source
         if source is None or most < 1:
             raise InvalidRequest(f"{most} memories: expected at least one, and a model that attends over a source")
-        self.model, self.most, self.longest = model, most, source.most
+        self.model, self.most, self.longest = model, most, source.max_rows
         self.lock = threading.Lock()
         self._format = memory_format(model.kv)
-        self._each = self._format.nbytes(model.facts, source.most)
+        self._each = self._format.nbytes(model.facts, source.max_rows)
         self._kept: dict[bytes, Memory] = {}  # the most recently used one is last
         self.bound = Bound(own_pages((1, self._each), np.uint8))
         if sys.platform != "win32":  # there, memory counts as soon as it is reserved

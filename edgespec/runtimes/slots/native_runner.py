@@ -70,7 +70,7 @@ class Gates:
 
 def grown(model: Model, tokens: int, capacity: int) -> tuple[int, int]:
     """Size a cache for ``tokens`` and the rows after them -> (rows to allocate, 0: they fit; capacity)."""
-    headroom = model.part.headroom
+    headroom = model.part.extra_rows
     most = model.facts.context + headroom
     need = -(-min(most, tokens + headroom) // KV_BLOCK) * KV_BLOCK
     if min(need, most) <= capacity:
@@ -100,11 +100,11 @@ class NativeRunner(Slot):
         self.memory: Memory | None = None
         self.beside: bytes | None = None  # digest of the cross-attention cache that the tokens were read with
         part = model.part
-        lacking = set() if part.tapped else {"aux_hidden"}
+        lacking = set() if part.aux_hidden_layers else {"aux_hidden"}
         lacking |= set() if part.decoder else {"fused", "block", "of"}
         self.can = frozenset(OPTIONAL) - lacking | {BEST}
         self._embeds = any(group.kind == EMBEDDING for group in part.heads)  # a drafter's own
-        self._at = at = Gates(self.layers, len(part.heads), bool(part.tapped), part.planes, self.attends)
+        self._at = at = Gates(self.layers, len(part.heads), bool(part.aux_hidden_layers), part.planes, self.attends)
         self._columns_in = model.given["hidden_in"]  # columns of what a pass may begin with
         self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
         self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
@@ -330,9 +330,9 @@ class NativeRunner(Slot):
         if self._turns is not None:
             self._turn(n)
         self._attach("rows", (scored,), np.int64)[:] = n - 1 if scored == 1 else np.arange(n - scored, n)
-        tapped = model.part.tapped if aux_hidden else ()
+        tapped = model.part.aux_hidden_layers if aux_hidden else ()
         self._gates[self._at.hidden] = hidden or bool(tapped)
-        if model.part.tapped:
+        if model.part.aux_hidden_layers:
             self._gates[self._at.aux_hidden] = aux_hidden
         if len(self._no_moves.array):
             self._no_moves.array[:, 2] = self._committed(read)

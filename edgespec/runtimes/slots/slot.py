@@ -220,9 +220,9 @@ class Slot(Target, ABC):
 
     def _grown(self, tokens: int) -> int:
         """Count the rows to allocate for ``tokens`` and those after them; the current capacity, if they fit."""
-        headroom = self.model.part.headroom
-        most = self.model.facts.context + headroom
-        need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
+        extra = self.model.part.extra_rows
+        most = self.model.facts.context + extra
+        need = min(most, -(-(tokens + extra) // ROUND_CAPACITY) * ROUND_CAPACITY)
         return self.capacity if need <= self.capacity else min(most, max(need, self.capacity * 3 // 2))
 
     def _need_room(self, rows: int) -> None:

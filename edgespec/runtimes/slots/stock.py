@@ -37,14 +37,14 @@ class StockSlot(Slot):
         self.can = ALWAYS | (GATED if graph.gated else NEITHER) | (HIDDEN if graph.hidden else NEITHER)
         if graph.hidden and graph.gated:
             self.can |= {"layers", "group"}
-        if graph.hidden and model.part.tapped:
+        if graph.hidden and model.part.aux_hidden_layers:
             self.can |= {"aux_hidden"}
         if graph.hidden and model.part.decoder:
             self.can |= {"fused"}
         pairs = model.graph.padded and needs_pairs(model, lambda: StockSlot(model, reserve=1))
         self._fewest = 2 if pairs else 1  # rows of a pass, and of an LM head
         self._extra = int(model.graph.padded)  # dummy rows of attention in a pass that may leave it out
-        self._least = min(model.graph.least_length or 0, facts.context + model.part.headroom)  # tokens of attention
+        self._least = min(model.graph.min_length or 0, facts.context + model.part.extra_rows)  # tokens of attention
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}  # what each name is bound to now
         self._kv: dict[str, Bound] = {}
@@ -274,7 +274,7 @@ class StockSlot(Slot):
         if wanted.hidden or "hidden" in self._bound:  # once bound, it must fit every pass
             stream = self._bind_output("hidden", (1, fed, self.model.facts.hidden))[0, :n]
         states: Rows | None = None
-        tapped = self.model.part.tapped
+        tapped = self.model.part.aux_hidden_layers
         if wanted.aux_hidden or "taps" in self._bound:
             states = self._bind_output("taps", (1, fed, len(tapped) * self.model.facts.hidden))[0, :n]
         self.model.run_bound(self._io)

@@ -22,7 +22,7 @@ class RuledText:
         vocab: tokens of the model.
         ends: tokens that end a text.
         prompt: tokens that the text begins with; lengths count them.
-        length: maximum length in tokens, beginning included; ``forced_end`` is its last.
+        length: maximum length in tokens, beginning included; ``forced_eos_token_id`` is its last.
         beside: another constraint that also applies.
     """
 
@@ -39,23 +39,29 @@ class RuledText:
     ) -> None:
         self._rules, self._prompt, self._beside = rules, prompt, beside
         self._ends = [token for token in ends if token < vocab]
-        self._last = length - 1 if rules.forced_end is not None else None
+        self._last = length - 1 if rules.forced_eos_token_id is not None else None
         self._always = np.ones(vocab, np.bool_)
-        single = [words[0] for words in rules.bad_words if len(words) == 1 and words[0] not in self._ends]
-        self._always[[token for token in (*rules.suppressed, *single) if token < vocab]] = False
-        self._longer = [words for words in rules.bad_words if len(words) > 1]
+        single = [words[0] for words in rules.bad_words_ids if len(words) == 1 and words[0] not in self._ends]
+        self._always[[token for token in (*rules.suppress_tokens, *single) if token < vocab]] = False
+        self._longer = [words for words in rules.bad_words_ids if len(words) > 1]
 
     @staticmethod
     def needed(rules: WritingRules) -> bool:
         """Whether the rules restrict the allowed tokens."""
-        said = rules.suppressed, rules.begin_suppressed, rules.bad_words, rules.no_repeat, rules.least
-        return any(said) or rules.least_new > 0 or rules.forced_end is not None
+        said = (
+            rules.suppress_tokens,
+            rules.begin_suppress_tokens,
+            rules.bad_words_ids,
+            rules.no_repeat_ngram_size,
+            rules.min_length,
+        )
+        return any(said) or rules.min_new_tokens > 0 or rules.forced_eos_token_id is not None
 
     def allowed(self, prefix: Sequence[int], row: NDArray[np.float32] | None = None) -> NDArray[np.bool_] | None:
         """See Constraint."""
         if len(prefix) == self._last:
             mask = np.zeros_like(self._always)
-            mask[self._rules.forced_end] = True
+            mask[self._rules.forced_eos_token_id] = True
             return mask
         banned = list(self._banned(prefix))
         mask = self._always
@@ -68,21 +74,21 @@ class RuledText:
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
         """See Constraint."""
         if len(prefix) == self._last:
-            return [int(self._rules.forced_end or 0)][:most]
+            return [int(self._rules.forced_eos_token_id or 0)][:most]
         return self._beside.forced(prefix, most) if self._beside else []
 
     def _banned(self, prefix: Sequence[int]) -> Iterator[int]:
         """Yield the tokens that may not follow this prefix, except those that are never allowed."""
         rules, size = self._rules, len(prefix)
-        if size < max(rules.least, self._prompt + rules.least_new):
+        if size < max(rules.min_length, self._prompt + rules.min_new_tokens):
             yield from self._ends
         if size == self._prompt:
-            yield from rules.begin_suppressed
+            yield from rules.begin_suppress_tokens
         for words in self._longer:
             if size >= len(words) - 1 and list(prefix[size - len(words) + 1 :]) == words[:-1]:
                 yield words[-1]
-        if 0 < rules.no_repeat <= size:
-            yield from _repeats(prefix, rules.no_repeat)
+        if 0 < rules.no_repeat_ngram_size <= size:
+            yield from _repeats(prefix, rules.no_repeat_ngram_size)
 
 
 def _repeats(prefix: Sequence[int], count: int) -> list[int]:

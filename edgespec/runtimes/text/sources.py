@@ -42,7 +42,7 @@ class SourceTexts:
 
     def begin(self, origin: str | None = None, target: str | None = None) -> list[int]:
         """Return the tokens that the decoder's text begins with; see ``encode`` for arguments and errors."""
-        return self._filled(self.form.begin, [], origin, target)
+        return self._filled(self.form.prefix_tokens, [], origin, target)
 
     def _filled(
         self, places: Sequence[int | Place], words: list[int], origin: str | None, target: str | None

@@ -67,11 +67,11 @@ def test_rows_and_texts_equal_transformers(opened: Callable[[str], Architecture]
     for at, picture in enumerate(sight.pictures()):
         found, features = process(picture, seen.image), known[f"features.{at}"]
         assert tokenizer.encode(found.text).ids == known[f"text.{at}"].tolist()
-        plain = seen.image.model_copy(update={"taps": []})  # numpy computes no taps
+        plain = seen.image.model_copy(update={"deepstack_layers": []})  # numpy computes no taps
         ways = [(native, seen.image), *([] if seen.image.windows else [(in_numpy(seen), plain)])]
         for encode, image in ways:
             rows = rows_of(image, found, places, encode)
-            assert len(rows) == known[f"text.{at}"].tolist().count(sight.IMAGE) <= seen.image.most
+            assert len(rows) == known[f"text.{at}"].tolist().count(sight.IMAGE) <= seen.image.max_rows
             np.testing.assert_allclose(rows[:: sight.EVERY], features[:, : rows.shape[1]], atol=1e-4, rtol=0)
         assert rows_of(seen.image, found, places, native).shape[1] == features.shape[1] == arch.inserts
 
@@ -89,7 +89,7 @@ def test_deepstack_in_another_order_and_beyond(tmp_path: Path) -> None:
     usual, turned = listed([0, 2]).sight, listed([2, 0]).sight
     assert usual is not None
     assert turned is not None
-    assert turned.image.taps == usual.image.taps == [1, 3]
+    assert turned.image.deepstack_layers == usual.image.deepstack_layers == [1, 3]
     for mine, theirs in zip(turned.projectors, [usual.projectors[at] for at in (0, 2, 1)], strict=True):
         name = next(iter(mine.tensors))
         np.testing.assert_array_equal(mine.source.read(name), theirs.source.read(name))
@@ -133,8 +133,11 @@ def test_an_image_has_no_more_rows_than_was_asked_for(
         arch = opened(name)
         limit_images(arch, rows)
         assert arch.sight is not None
-        made = [process(one, arch.sight.image).text.count(arch.sight.image.words.token) for one in sight.pictures()]
-        assert max(made) <= arch.sight.image.most <= rows
+        made = [
+            process(one, arch.sight.image).text.count(arch.sight.image.prompt_template.token)
+            for one in sight.pictures()
+        ]
+        assert max(made) <= arch.sight.image.max_rows <= rows
     with pytest.raises(InvalidRequest, match="at least"):
         limit_images(opened(name), 0)
     with pytest.raises(InvalidRequest, match="reads no images"):

@@ -181,7 +181,7 @@ def test_a_bundle_is_what_was_chosen(tmp_path: Path, head: Any) -> None:
     }
     wanted = (name.split(".") for name in mixed["int8"] if name != HEAD)
     assert fine == {f"{layer}.{'self_attn' if kind == 'attention' else 'mlp'}" for kind, layer in wanted}
-    assert part.fine == pytest.approx(mean_bits(index) / 4 - 1, abs=0.02)
+    assert part.int8_fraction == pytest.approx(mean_bits(index) / 4 - 1, abs=0.02)
     texts = set()
     for operators in ("native", "stock"):
         with load(tmp_path / "out", operators=operators, threads=1) as engine:
@@ -204,7 +204,7 @@ def test_an_embedding_of_its_own_is_chosen_by_itself(
     assert (EMBEDDING in mixer.parts, HEAD in mixer.parts) == (True, head is None)
     assert mixer.matrices[EMBEDDING] == {arch.embedding}
     found = write_model(tmp_path, arch, ModelSpec("int4", head=head, fine=mixer.matrices[EMBEDDING])).part
-    assert (found.embedding_format, found.head_format, found.fine) == ("int8", head, 0)
+    assert (found.embedding_format, found.head_format, found.int8_fraction) == ("int8", head, 0)
     index = json.loads((tmp_path / INDEX).read_text("utf-8"))["matrices"]
     assert index[arch.embedding]["kind"] == "p8"
     assert {entry["kind"] for name, entry in index.items() if ".layers." in name} == {"q4"}

@@ -174,7 +174,7 @@ def test_a_t5_is_that_of_the_checkpoint(tmp_path: Path, name: str) -> None:
     for text in TEXTS[1:3]:
         assert codec.encode(text) == [*reader.encode(text), 1]
     form = text_form(ours.source.path, ours.source.config, codec)
-    assert (form.source, form.begin) == (["text", 1], [0])
+    assert (form.source, form.prefix_tokens) == (["text", 1], [0])
 
 
 @pytest.mark.parametrize("factor, original, size", [(8.0, 8192, 128), (32.0, 8192, 64), (4.0, 777, 16), (8.0, 100, 4)])
@@ -280,7 +280,7 @@ def test_what_else_the_metadata_asks_for(tmp_path: Path) -> None:
     assert sampling_part(folder) == SamplingPart(temperature=0.5, top_k=20, top_p=0.75)
     rules = decoder_rules(folder, {})
     assert rules is not None
-    assert rules.suppressed == [7, 9]
+    assert rules.suppress_tokens == [7, 9]
 
 
 # -- several files -----------------------------------------------------------------------------------------------------

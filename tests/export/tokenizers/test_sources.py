@@ -84,9 +84,14 @@ def test_a_pair_of_models(tmp_path: Path, pieces: Callable[..., bytes]) -> None:
             assert codec.decode(wanted).strip() == written
     form = text_form(tmp_path, {}, codec, sources)
     pad = len(json.loads((tmp_path / "vocab.json").read_text("utf-8"))) - 1
-    assert (form.source, form.begin) == (["to", "text", 0], [pad])
+    assert (form.source, form.prefix_tokens) == (["to", "text", 0], [pad])
     assert form.languages == {"fra": 2, "deu": 3}
-    assert (form.rules.most, form.rules.beams, form.rules.forced_end, form.rules.bad_words) == (512, 4, 0, [[pad]])
+    assert (form.rules.max_length, form.rules.beams, form.rules.forced_eos_token_id, form.rules.bad_words_ids) == (
+        512,
+        4,
+        0,
+        [[pad]],
+    )
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     copy_tokenizer(tmp_path, bundle, codec, sources)
@@ -125,7 +130,7 @@ def test_a_vocabulary_beside_one_model(tmp_path: Path, pieces: Callable[..., byt
         bare = codec.encode(text, special=False)
         assert codec.decode(bare).strip() == reference.decode(bare, skip_special_tokens=True)
     form = text_form(tmp_path, {"model_type": "m2m_100"}, codec)
-    assert (form.source, form.begin) == (["from", "text", 2], [2, "to"])
+    assert (form.source, form.prefix_tokens) == (["from", "text", 2], [2, "to"])
     reference.src_lang, mine = "ko", SourceTexts(tmp_path, form, codec)
     assert mine.encode("Hello.", "kor", "en") == reference("Hello.")["input_ids"]
     assert mine.begin("ko", "de") == [2, reference.get_lang_id("de")]
@@ -153,7 +158,7 @@ def test_fairseqs_numbers(tmp_path: Path, pieces: Callable[..., bytes], name: st
     write(tmp_path / "generation_config.json", {"decoder_start_token_id": 2})
     codec = open_codec(tmp_path)
     form = text_form(tmp_path, {}, codec)
-    assert (form.source, form.begin) == places
+    assert (form.source, form.prefix_tokens) == places
     mine = SourceTexts(tmp_path, form, codec)
     korean = mine.encode("Hello.", "ko", "en")
     codec.tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -193,7 +198,7 @@ def test_sentinels(tmp_path: Path, pieces: Callable[..., bytes], name: str) -> N
     )
     tasks = {"translation_en_to_de": {"prefix": "translate English to German: "}, "summarization": {"max_length": 9}}
     form = text_form(tmp_path, {"task_specific_params": tasks}, codec)
-    assert (form.source, form.begin) == (["text", 1], [0])
+    assert (form.source, form.prefix_tokens) == (["text", 1], [0])
     mine = SourceTexts(tmp_path, form, codec)
     assert mine.encode("A b.", "en", "German") == codec.encode("translate English to German: A b.")
     with pytest.raises(InvalidRequest, match="does not translate de to en; it knows: en to de"):
@@ -241,8 +246,8 @@ def test_names_of_languages() -> None:
 def test_rules() -> None:
     """Expected numbers are those of transformers' logits processors for the same settings."""
     given: dict[str, Any] = {
-        "suppressed": [5], "begin_suppressed": [6], "bad_words": [[7], [8, 9]], "no_repeat": 2, "least": 4,
-        "most": 8, "forced_end": 2,
+        "suppress_tokens": [5], "begin_suppress_tokens": [6], "bad_words_ids": [[7], [8, 9]],
+        "no_repeat_ngram_size": 2, "min_length": 4, "max_length": 8, "forced_eos_token_id": 2,
     }  # fmt: skip
     mine = RuledText(WritingRules(**given), vocab=12, ends=(2,), prompt=1, length=8)
     for prefix, banned in (

@@ -14,12 +14,12 @@ from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.manifest import MANIFEST, Manifest
 
 IMAGE = {
-    "processor": {"kind": "qwen2-vl", "patch": 16, "least": 1024, "most": 65536},
-    "words": {"placeholder": "<i>", "token": "<i>", "id": 3},
+    "processor": {"kind": "qwen2-vl", "patch": 16, "min_pixels": 1024, "max_pixels": 65536},
+    "prompt_template": {"placeholder": "<i>", "token": "<i>", "id": 3},
     "merge": {"how": "blocks", "factor": 2},
-    "most": 64,
+    "max_rows": 64,
     "positions": "grid",
-    "taps": [1],
+    "deepstack_layers": [1],
 }
 
 
@@ -37,14 +37,14 @@ def test_images_in_a_manifest(bundle: Callable[..., Path]) -> None:
     other["facts"]["hidden"] *= 2
     made = Manifest.model_validate(seeing(data))
     assert made.target.image == ImagePart.model_validate(IMAGE)
-    assert len(made.target.image.taps) == 1
+    assert len(made.target.image.deepstack_layers) == 1
     assert len(made.models) == len(Manifest.model_validate(data).models) + 3
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tower": None}, "expected a tower and a projector"),
         ({"image": None}, "expected a tower and a projector"),
         ({"projectors": [data["target"]]}, "one for each of its taps"),
         ({"projectors": [data["target"], other]}, "projectors: give rows of"),
-        ({"image": {**IMAGE, "taps": [99]}}, "taps after more than"),
+        ({"image": {**IMAGE, "deepstack_layers": [99]}}, "deepstack_layers: after more than"),
         ({"image": {**IMAGE, "processor": {"kind": "none"}}}, "kind"),
     ]
     for changes, words in cases:

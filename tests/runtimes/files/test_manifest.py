@@ -89,7 +89,7 @@ def test_a_missing_key_is_named(tmp_path: Path, data: dict[str, Any], path: tupl
         (("target", "facts", "vocab"), "many"),
         (("target", "format"), "int3"),
         (("target", "min_rows"), -1),
-        (("target", "headroom"), 0),
+        (("target", "extra_rows"), 0),
         (("methods", "ngram", "gamma"), 0),
         (("target", "facts", "rope"), {"dims": "x"}),
         (("target", "facts", "rope"), {"dims": "inf"}),

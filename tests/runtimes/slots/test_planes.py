@@ -265,6 +265,6 @@ def test_low_planes_lie_behind_everything_else(written: Write) -> None:
     low = {name: entry for name, entry in native.items() if name.endswith(".low")}
     first = min(entry[0] for entry in low.values())
     assert max(entry[0] + entry[1] for name, entry in native.items() if name not in low) <= first
-    assert made.part.low_bytes == sum(entry[1] for entry in low.values())
+    assert made.part.low_nibble_bytes == sum(entry[1] for entry in low.values())
     packed = [Packed(**matrix) for matrix in index["matrices"].values()]
-    assert made.part.low_bytes == sum(one.low_nbytes for one in packed)
+    assert made.part.low_nibble_bytes == sum(one.low_nbytes for one in packed)

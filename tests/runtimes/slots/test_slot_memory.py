@@ -52,20 +52,20 @@ def test_growth_in_the_middle_of_a_text_changes_no_bit(written: Write, form: str
 
 def test_reserve_keeps_what_is_there_and_knows_its_limits(written: Write) -> None:
     made = written(MODELS[2])
-    facts, headroom = made.part.facts, made.part.headroom
+    facts, extra = made.part.facts, made.part.extra_rows
     slot = made.slot()
     tokens = text(made, 30)
     slot.prefill(tokens)
     before, first = slot.snapshot(), slot.capacity
-    assert first >= 30 + headroom
+    assert first >= 30 + extra
     slot.reserve(10)
     assert slot.capacity == first
     slot.reserve(300)
-    assert slot.capacity >= 300 + headroom
+    assert slot.capacity >= 300 + extra
     for name, values in slot.snapshot().items():
         np.testing.assert_array_equal(values, before[name])
     slot.reserve(10**6)
-    most = facts.context + headroom
+    most = facts.context + extra
     assert slot.capacity == most
     size = slot.kv.nbytes(facts, most) if isinstance(slot, NativeSlot) else facts.kv_bytes_per_token * most
     assert slot.kv_bytes == size
@@ -200,16 +200,16 @@ def test_hypotheses_equal_forward(written: Write, name: str) -> None:
 def test_the_last_places_of_the_context_work(written: Write, form: str) -> None:
     made = written(MODELS[2], form)
     context = made.part.facts.context
-    tokens, slot = text(made, context + made.part.headroom), made.slot()
+    tokens, slot = text(made, context + made.part.extra_rows), made.slot()
     assert slot.context == context
     plain = one_by_one(slot, tokens[: context - 2], tokens[context - 2 : context])
     slot.follow(tokens[: context - 2])
     # the last round of a tree may reach this far beyond
-    rows = next_rows(slot, tokens[context - 2 : context + made.part.headroom - 2])
+    rows = next_rows(slot, tokens[context - 2 : context + made.part.extra_rows - 2])
     np.testing.assert_array_equal(rows[:2], plain)
     assert np.isfinite(rows).all()
     with pytest.raises(InvalidRequest, match="does not fit the cache"):
-        slot.forward(ids(tokens[: made.part.headroom + 3]))
+        slot.forward(ids(tokens[: made.part.extra_rows + 3]))
 
 
 def test_a_slot_may_have_less_context_than_its_model(written: Write) -> None:

@@ -42,7 +42,7 @@ class Compared:
 
     def __init__(self, trees: NativeSlot, chains: NativeSlot, seed: int = 0) -> None:
         self.trees, self.chains, self.random = trees, chains, np.random.default_rng(seed)
-        self.tapped = bool(trees.model.part.tapped)
+        self.tapped = bool(trees.model.part.aux_hidden_layers)
 
     def run(self, slot: NativeSlot, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Output:
         return slot.run(Pass(tokens, parents, hidden=True, aux_hidden=self.tapped))

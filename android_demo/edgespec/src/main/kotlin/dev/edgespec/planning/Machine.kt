@@ -48,7 +48,7 @@ internal fun readBytes(part: JsonObject, native: Boolean): Long {
     val (hidden, vocab, layers) = listOf("hidden", "vocab", "layers").map(::fact)
     fun size(form: String) = SPECS.getValue(form).let { if (native) it.read else it.level + it.scale + if (it.family == "channels") 4.0 / LARGE else 0.0 }
     val form = part["format"].asString
-    val fine = part["fine"]?.asDouble ?: 0.0
+    val fine = part["int8_fraction"]?.asDouble ?: 0.0
     val layer = (1 - fine) * size(form) + fine * if (fine > 0) size("int8") else 0.0
     val outside = vocab * (hidden * (if (facts["tied"]?.asBoolean == true) 1 else 2) + layers * fact("layer_embedding"))
     val attention = hidden * fact("head_dim") * (2 * fact("heads") + 2 * fact("kv_heads"))

@@ -54,7 +54,8 @@ private class Calibration(
     private val native = engine.operators.kind == "native"
 
     fun run(process: Long): String {
-        val data = JsonParser.parseString(File(engine.bundle.path, MANIFEST).readText()).asJsonObject
+        val stored = JsonParser.parseString(File(engine.bundle.path, MANIFEST).readText()).asJsonObject
+        val data = withNewNames(stored, stored["schema_version"].asInt)
         val part = data["target"].asJsonObject
         val weights = readBytes(part, native)
         val kv = kvTokenBytes(target, engine.attention)

@@ -57,6 +57,30 @@ val ATTENTION = mapOf(
     "nomad2" to KvFormat("nomad2", "int8", window = 128, sinks = 4),
 )
 
+// keys of manifests up to schema 5 and their names since, by the place of their object
+internal val RENAMED = mapOf(
+    "model" to mapOf("fine" to "int8_fraction", "headroom" to "extra_rows", "kept" to "bytes_per_weight",
+    "low_bytes" to "low_nibble_bytes", "tapped" to "aux_hidden_layers"),
+    "model/graphs/*" to mapOf("least_length" to "min_length"),
+    "model/source" to mapOf("most" to "max_rows"),
+    "model/image" to mapOf("most" to "max_rows", "places" to "position_embedding", "taps" to "deepstack_layers",
+    "words" to "prompt_template"),
+    "model/image/processor" to mapOf("least" to "min_pixels", "most" to "max_pixels"),
+    "model/sound" to mapOf("ask" to "transcript_prompt", "most" to "max_rows", "words" to "prompt_template"),
+    "model/sound/front" to mapOf("least" to "min_samples"),
+    "rules" to mapOf("suppressed" to "suppress_tokens", "begin_suppressed" to "begin_suppress_tokens",
+    "bad_words" to "bad_words_ids", "no_repeat" to "no_repeat_ngram_size", "least" to "min_length",
+    "least_new" to "min_new_tokens", "most" to "max_length", "forced_end" to "forced_eos_token_id"),
+    "text" to mapOf("begin" to "prefix_tokens"),
+    "text/rules" to mapOf("suppressed" to "suppress_tokens", "begin_suppressed" to "begin_suppress_tokens",
+    "bad_words" to "bad_words_ids", "no_repeat" to "no_repeat_ngram_size", "least" to "min_length",
+    "least_new" to "min_new_tokens", "most" to "max_length", "forced_end" to "forced_eos_token_id"),
+    "speech" to mapOf("latest_first" to "max_initial_timestamp_index", "suppressed" to "suppress_tokens",
+    "suppressed_first" to "begin_suppress_tokens"),
+    "codes/image/caption" to mapOf("most" to "max_tokens", "nothing" to "unconditional"),
+    "golden/*" to mapOf("begin" to "prefix_tokens"),
+)
+
 // languages by codes of ISO 639-1 and 639-3 and by name; members of macrolanguages that models have instead
 internal const val LANGUAGES = """
 af afr Afrikaans|am amh Amharic|ar ara Arabic|as asm Assamese|az aze Azerbaijani|ba bak Bashkir|be bel Belarusian

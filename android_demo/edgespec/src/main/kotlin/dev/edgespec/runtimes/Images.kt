@@ -39,25 +39,25 @@ class ImagePart(
 
 internal fun Reader.image(): ImagePart {
     val pixels = part("processor") { pixels() }
-    val words = part("words") {
+    val words = part("prompt_template") {
         fun Reader.word(name: String) = textOrNull(name) ?: ""
         ImageWords(text("placeholder"), text("token"), int("id", 0), word("written"), word("begin"), word("end"), word("tile"), word("line"), word("whole"))
     }
     val (how, factor, lead) = part("merge") { Triple(text("how"), intOrNull("factor", 1, 1 shl 10) ?: 1, intOrNull("lead", 0, 64) ?: 0) }
-    val places = partOrNull("places") {
+    val places = partOrNull("position_embedding") {
         PlacesPart(path("file"), int("side", 1, MOST_WIDTH), int("width", 1, MOST_WIDTH), text("how", listOf("inside", "corners")))
     }
     val proof = parts("proof") { ints("size", 1).let { SeenVector(it[0], it[1], ints("prompt").toIntArray(), ints("tokens").toIntArray()) } }
     val windows = jsonOrNull("windows") != null
     val turned = textOrNull("positions") == "grid" || flag("bidirectional")
-    if (pixels.kind !in KINDS || windows || turned || how != "blocks" || ints("taps").isNotEmpty()) {
+    if (pixels.kind !in KINDS || windows || turned || how != "blocks" || ints("deepstack_layers").isNotEmpty()) {
         throw wrong("processor", "pictures as ${pixels.kind} reads them, which this library does not: only ${KINDS.joinToString()}")
     }
-    return ImagePart(pixels, words, factor, lead, int("most", 1), places, proof)
+    return ImagePart(pixels, words, factor, lead, int("max_rows", 1), places, proof)
 }
 
 private fun Reader.pixels(): PixelPart {
-    ignore("size", "least", "most") // of other kinds
+    ignore("size", "min_pixels", "max_pixels") // of other kinds
     fun Reader.channels(name: String) = numbers(name).ifEmpty { List(3) { 0.5 } }.also { if (it.size != 3) throw wrong(name, "expected 3 numbers") }
     fun Reader.pair(name: String) = ints(name, 1, MOST_WIDTH).ifEmpty { listOf(1, 1) }.also { if (it.size != 2) throw wrong(name, "expected 2 numbers") }
     fun Reader.width(name: String) = intOrNull(name, 1, MOST_WIDTH) ?: 1

@@ -8,7 +8,8 @@ import java.io.IOException
 
 /* The manifest of a bundle (`edgespec.json`): reading it with errors a person can act on. */
 
-const val SCHEMA = 5
+const val SCHEMA = 6
+private const val RENAMING = 6 // the first schema with today's names of keys
 private const val OLDEST = 2 // whose stock graphs call their inputs otherwise: see Binding
 const val MANIFEST = "edgespec.json"
 val DRAFTERS = listOf("eagle", "mtp", "dflash") // methods whose drafter reads hidden states, a kind each
@@ -108,6 +109,31 @@ data class Manifest(
         get() = (cost["verify_ms"] as? JsonObject)?.entrySet()?.associate { it.key.toInt() to it.value.asDouble }?.ifEmpty { null }
 }
 
+/** [data] of schema [version] with today's names of keys, as in edgespec/runtimes/files/migration.py; it is not changed. */
+internal fun withNewNames(data: JsonObject, version: Int): JsonObject {
+    if (version >= RENAMING) return data
+    val found = data.deepCopy()
+    for ((place, names) in RENAMED) for (part in parts(found, place.split("/"))) for ((old, new) in names) {
+        if (part.has(old) && !part.has(new)) part.add(new, part.remove(old))
+    }
+    return found
+}
+
+private val ENCODERS = listOf(listOf("encoder"), listOf("tower"), listOf("projectors", "*"), listOf("convolutions", "*"))
+
+/** The objects at a place of [RENAMED]. */
+private fun parts(data: JsonObject, place: List<String>): List<JsonObject> {
+    fun models(part: JsonObject): List<JsonObject> = listOf(part) + ENCODERS.flatMap { at(part, it) }.flatMap { models(it) }
+    if (place[0] != "model") return at(data, place)
+    return listOf("target", "draft", "drafter").flatMap { at(data, listOf(it)) }.flatMap { models(it) }.flatMap { at(it, place.drop(1)) }
+}
+
+private fun at(value: JsonElement?, path: List<String>): List<JsonObject> = when {
+    path.isEmpty() -> listOfNotNull(value as? JsonObject)
+    path[0] == "*" -> ((value as? JsonObject)?.entrySet()?.map { it.value } ?: (value as? JsonArray) ?: emptyList<JsonElement>()).flatMap { at(it, path.drop(1)) }
+    else -> at((value as? JsonObject)?.get(path[0]), path.drop(1))
+}
+
 /** Read and validate `folder/edgespec.json`. */
 fun readManifest(folder: File): Manifest {
     val path = File(folder, MANIFEST)
@@ -137,7 +163,7 @@ fun readManifest(folder: File): Manifest {
         "upgrade edgespec, or export the bundle with this version",
     )
     try {
-        return Reader(path, data.asJsonObject).manifest()
+        return Reader(path, withNewNames(data.asJsonObject, version)).manifest()
     } catch (error: NumberFormatException) { // not a valid number, such as 1e999999999
         throw BundleError("$path: ${error.message}", EXPORT_AGAIN, error)
     }
@@ -158,7 +184,7 @@ private fun Reader.manifest(): Manifest {
         partOrNull("rules") { rules() }, partOrNull("text") { textForm() }, partOrNull("speech") { speech() },
         jsonOrNull("cost") ?: JsonObject(), jsonOrNull("provenance") ?: JsonObject(),
         parts("golden") {
-            GoldenVector(ints("prompt").toIntArray(), text("method"), ints("tokens").toIntArray(), intsOrNull("begin")?.toIntArray())
+            GoldenVector(ints("prompt").toIntArray(), text("method"), ints("tokens").toIntArray(), intsOrNull("prefix_tokens")?.toIntArray())
         },
         members("files") { name ->
             this@manifest.checkInside("files", name)
@@ -178,7 +204,7 @@ private fun Reader.manifest(): Manifest {
 }
 
 private fun Reader.model(): ModelPart {
-    ignore("quantizer", "fine", "converted", "final_norm")
+    ignore("quantizer", "int8_fraction", "converted", "final_norm")
     val decoder = partOrNull("decoder") {
         val kind = text("kind")
         val borrows = ints("reads", 0).isNotEmpty()
@@ -192,10 +218,10 @@ private fun Reader.model(): ModelPart {
             skipSet()
             Graph(
                 path("file"), textOrNull("device", listOf("cpu", "webgpu")) ?: "cpu", flag("gated"), flag("padded"), flag("hidden"),
-                textOrNull("operators", OPERATORS) ?: "stock", intOrNull("least_length", 1, 1 shl 10) ?: 0,
+                textOrNull("operators", OPERATORS) ?: "stock", intOrNull("min_length", 1, 1 shl 10) ?: 0,
             )
         },
-        path("weights"), pathOrNull("index"), textOrNull("layout", OPERATORS) ?: "stock", int("headroom", 1, 1 shl 12),
+        path("weights"), pathOrNull("index"), textOrNull("layout", OPERATORS) ?: "stock", int("extra_rows", 1, 1 shl 12),
         int("min_rows", 0, 1),
         partOrNull("attention") {
             ignore("positions", "depth", "text", "text_sha256")
@@ -211,18 +237,18 @@ private fun Reader.model(): ModelPart {
             HeadGroup(text("name"), kind, int("count", 1), intOrNull("layer", 0) ?: 0, inner, flag("own"))
         },
         partOrNull("head_vocab") { HeadVocab(path("file"), int("size", 1)) }, flag("cut"),
-        textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec", ints("tapped", 0), decoder,
-        textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS), (numberOrNull("low_bytes") ?: 0.0) > 0,
+        textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec", ints("aux_hidden_layers", 0), decoder,
+        textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS), (numberOrNull("low_nibble_bytes") ?: 0.0) > 0,
         partOrNull("source") {
             fun Reader.width(name: String) = int(name, 1, MOST_WIDTH)
             val features = partOrNull("features") { FeaturePart(width("bands"), width("frames"), width("columns")) }
-            SourcePart(text("kind", listOf("text", "features")), int("most", 1), width("width"), features, flag("shares_encoder"))
+            SourcePart(text("kind", listOf("text", "features")), int("max_rows", 1), width("width"), features, flag("shares_encoder"))
         },
         partOrNull("encoder") { model() }, partOrNull("image") { image() }, partOrNull("tower") { model() }, parts("projectors") { model() },
     )
     val (layers, hidden) = found.facts.layers to found.facts.hidden
     if (MAIN_GRAPHS.none { it in found.graphs }) throw wrong("graphs", "there is none to decode with")
-    if (found.tapped.any { it > layers }) throw wrong("tapped", "after more than $layers layers")
+    if (found.tapped.any { it > layers }) throw wrong("aux_hidden_layers", "after more than $layers layers")
     decoder?.let { if (it.columns <= hidden) throw wrong("decoder", "${it.columns} columns, of which the embedding has $hidden") }
     if (found.image != null && (found.tower == null || found.projectors.size != 1)) throw wrong("image", "expected a tower and a projector beside it")
     if (found.cut && found.headVocab == null) throw wrong("cut", "without head_vocab")

@@ -49,7 +49,7 @@ class TextForm(
 }
 
 internal fun Reader.textForm() = TextForm(
-    tokensOr("source", PLACES), tokensOr("begin", PLACES), namedInts("languages"), namedTexts("prefixes"), textOrNull("default_from"),
+    tokensOr("source", PLACES), tokensOr("prefix_tokens", PLACES), namedInts("languages"), namedTexts("prefixes"), textOrNull("default_from"),
     textOrNull("default_to"), partOrNull("rules") { rules() } ?: WritingRules(),
 ).also { form ->
     if (form.source.count { it == TEXT } != 1) throw wrong("source", "expected one place of the text")
@@ -59,8 +59,9 @@ internal fun Reader.textForm() = TextForm(
 internal fun Reader.rules(): WritingRules {
     ignore("beams")
     return WritingRules(
-        ints("suppressed", 0), ints("begin_suppressed", 0), tokenLists("bad_words"), intOrNull("no_repeat", 0) ?: 0,
-        intOrNull("least", 0) ?: 0, intOrNull("least_new", 0) ?: 0, intOrNull("most", 0), intOrNull("forced_end", 0), numberOrNull("length_penalty") ?: 1.0,
+        ints("suppress_tokens", 0), ints("begin_suppress_tokens", 0), tokenLists("bad_words_ids"), intOrNull("no_repeat_ngram_size", 0) ?: 0,
+        intOrNull("min_length", 0) ?: 0, intOrNull("min_new_tokens", 0) ?: 0, intOrNull("max_length", 0), intOrNull("forced_eos_token_id", 0),
+        numberOrNull("length_penalty") ?: 1.0,
         wordOrFlag("early_stopping") ?: "false",
     )
 }
@@ -79,7 +80,7 @@ class SpeechPart(
 
 internal fun Reader.speech() = SpeechPart(
     int("start", 0), namedInts("languages"), namedInts("tasks"), int("no_timestamps", 0), intOrNull("previous", 0),
-    intOrNull("no_speech", 0), ints("suppressed", 0), ints("suppressed_first", 0), intOrNull("latest_first", 0),
+    intOrNull("no_speech", 0), ints("suppress_tokens", 0), ints("begin_suppress_tokens", 0), intOrNull("max_initial_timestamp_index", 0),
 )
 
 private val ALIASES: Map<String, Set<String>> by lazy { // all names of a language by each of them

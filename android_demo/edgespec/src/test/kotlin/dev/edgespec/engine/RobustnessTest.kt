@@ -46,7 +46,7 @@ class RobustnessTest {
         refused("older than this edgespec", manifest { it.addProperty("schema_version", 1) })
         refused("surprise: Extra inputs are not permitted", manifest { it.addProperty("surprise", 1) })
         refused("target.facts.layers: Input should be greater than 0", target { it["facts"].asJsonObject.addProperty("layers", 0) })
-        refused("target.headroom: Field required", target { it.remove("headroom") })
+        refused("target.extra_rows: Field required", target { it.remove("extra_rows") })
         refused("target.format: Input should be", target { it.addProperty("format", "int3") })
         refused("leaves the bundle", target { it.addProperty("weights", "../weights.bin") })
         refused("leaves the bundle", manifest { it["files"].asJsonObject.add("/etc/passwd", JsonObject()) })

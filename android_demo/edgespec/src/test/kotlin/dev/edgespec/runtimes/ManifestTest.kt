@@ -29,7 +29,7 @@ class ManifestTest {
             assertTrue("peagle" in found.elsewhere)
             assertEquals(SamplingParams(0.6, 20, 0.95, 0.05, 1.1), found.sampling)
             val target = data["target"].asJsonObject
-            assertArrayEquals(target.ints("tapped"), found.target.tapped.toIntArray())
+            assertArrayEquals(target.ints("aux_hidden_layers"), found.target.tapped.toIntArray())
             assertEquals(data["drafter"].asJsonObject["decoder"].asJsonObject.int("columns"), found.drafter!!.decoder!!.columns)
             val sizes = case["kv_bytes"].asJsonObject
             assertEquals(sizes.keySet(), ATTENTION.keys)
@@ -37,6 +37,37 @@ class ManifestTest {
                 val bytes = listOf(1, 128, 1000).map { kv.nbytes(found.target.facts, it).toInt() }
                 assertEquals(sizes.ints(name).asList(), bytes, "$name ${target["facts"]}")
             }
+        }
+    }
+
+    @Test
+    fun `manifests of schema 5 have other names of keys and the same values`() {
+        val stored = vectors("schema_5").map { it.deepCopy().apply { this["target"].asJsonObject.remove("kept") } }
+        val known = stored.filter { data ->
+            val target = data["target"].asJsonObject
+            val kind = target["image"]?.asJsonObject?.get("processor")?.asJsonObject?.text("kind")
+            !data.has("codes") && !target.has("sound") && kind !in listOf("qwen2-vl", "gemma3")
+        }
+        assertTrue(known.size > 5)
+        for (data in known) read(data)
+        val (data, found) = known.first().let { it to read(it) }
+        val target = data["target"].asJsonObject
+        assertEquals(listOf(target.int("headroom"), 65), listOf(found.target.headroom, found.target.graphs.getValue("strict").leastLength))
+        assertArrayEquals(target.ints("tapped"), found.target.tapped.toIntArray())
+        assertTrue(found.target.planes && found.target.encoder!!.planes)
+        assertEquals(target["source"].asJsonObject.int("most"), found.target.source!!.most)
+        assertArrayEquals(intArrayOf(7), found.golden.single().begin)
+        for (rules in listOf(found.rules!!, found.text!!.rules)) {
+            assertEquals(listOf(listOf(3), listOf(4), listOf(listOf(5, 6))), listOf(rules.suppressed, rules.beginSuppressed, rules.badWords))
+            assertEquals(listOf(3, 1, 2, 200, 2), listOf(rules.noRepeat, rules.least, rules.leastNew, rules.most, rules.forcedEnd))
+        }
+        assertEquals(listOf(1, 2, 50), found.speech!!.let { listOf(it.suppressed.single(), it.suppressedFirst.single(), it.latestFirst) })
+        assertEquals(64, read(known.last { "image" in it["target"].asJsonObject.keySet() }).target.image!!.most)
+        val today = vectors("manifests").first()["manifest"].asJsonObject
+        for ((whole, name) in listOf(data to "extra_rows", today to "headroom")) { // both names of a key
+            val mixed = whole.deepCopy().apply { this["target"].asJsonObject.addProperty(name, 64) }
+            val error = assertThrows(BundleError::class.java) { read(mixed) }
+            assertTrue("headroom: Extra inputs are not permitted" in error.what, error.what)
         }
     }
 
