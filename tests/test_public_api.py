@@ -197,7 +197,7 @@ def test_results() -> None:
     assert names(Result) == [
         "text", "tokens", "finish", "stats", "method_requested", "method_used", "reason", "lossless", "exact",
         "approximations", "operators", "device", "device_lost", "draft_attention", "logprobs", "peak_bytes",
-        "predicted_bytes", "model_sampling", "unproven", "stop", "details"
+        "predicted_bytes", "model_sampling", "unverified", "stop", "details"
     ]  # fmt: skip
     assert names(Chunk) == ["text", "round", "pieces"]
     assert [name for name in names(Stats) if not name.startswith("_")] == [

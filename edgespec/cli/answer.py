@@ -56,8 +56,8 @@ def own_sampling_words(found: Mapping[str, float]) -> str:
 
 def _same(result: Result) -> str:
     """Relation of the text to plain decoding's."""
-    if result.unproven:
-        return f"UNPROVEN: {'; '.join(result.unproven)}"
+    if result.unverified:
+        return f"UNVERIFIED: {'; '.join(result.unverified)}"
     if not result.lossless:
         return "lossy as asked for"
     if not result.stats.drafted:
@@ -83,7 +83,7 @@ def result_lines(result: Result) -> list[str]:
         f"result       {summary(result)}",
         f"method       {_method(result)}: {result.reason}",
         f"text         lossless: {_yes(result.lossless)}, {EXACT}: {_yes(result.exact)}{_ties(result)}",
-        *(f"unproven     {reason}" for reason in result.unproven),
+        *(f"unverified   {reason}" for reason in result.unverified),
         *(f"details      {said}" for said in result.details),
         *stats_lines(result.stats),
     ]

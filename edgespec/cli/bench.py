@@ -317,8 +317,8 @@ def _same_text(rows: list[dict[str, Any]], said: _Said) -> str:
     same, runs = (sum(row[key] for row in meant) for key in ("same_text", "runs"))
     if said.lost:
         return f"lossy, as was asked for: {', '.join(said.lost)}"
-    if unproven := list(dict.fromkeys(reason for row in rows for reason in row["unproven"])):
-        return f"UNPROVEN: {'; '.join(unproven)}"
+    if unverified := list(dict.fromkeys(reason for row in rows for reason in row["unverified"])):
+        return f"UNVERIFIED: {'; '.join(unverified)}"
     if strict and not all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:]):
         return "ANOTHER TEXT: see `edgespec verify`"
     near = "" if strict else f"; {NEAR_TIES}"

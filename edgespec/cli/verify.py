@@ -98,7 +98,7 @@ def command(
     free = why_free(engine)
     running = check_running(engine)  # drafts were loaded since
     equal = all(proof.exact or (not strict and proof.lossless) for proof in proofs)
-    passed = equal and (same == of or bool(free)) and not running["unproven"]
+    passed = equal and (same == of or bool(free)) and not running["unverified"]
     if as_json:
         made: dict[str, Any] = {"bundle": str(bundle), "strict": strict, "passed": passed}
         golden = {"same": same, "of": of, "required": bool(of) and not free, "reason": free}
@@ -111,8 +111,8 @@ def command(
             click.echo(f"golden vectors: {same} of {of} reproduced on this machine{note}")
         kernels = f"native operators {running['native']['version']}" if running["native"] else "stock operators"
         click.echo(f"checked: SHA-256 of {running['files']} files, {show_bytes(running['bytes'])}, {kernels}")
-        for reason in running["unproven"]:
-            click.echo(f"UNPROVEN: {reason}")
+        for reason in running["unverified"]:
+            click.echo(f"UNVERIFIED: {reason}")
         click.echo("passed" if passed else "FAILED")
     if not passed:
         sys.exit(1)

@@ -143,7 +143,7 @@ def _result(engine: LoadedBundle, search: BeamSearch, settings: Settings, stats:
     decoder.finish()
     finish: Finish = "cancelled" if cancelled else "stop" if decoder.stopped else "eos" if ended else "length"
     stats.tokens = len(tokens)
-    unproven = engine.unproven()
+    unverified = engine.unverified()
     options = settings.beams
     assert options is not None
     return Result(
@@ -154,9 +154,9 @@ def _result(engine: LoadedBundle, search: BeamSearch, settings: Settings, stats:
         method_requested=None,
         method_used=NAME,
         reason=f"the likeliest of {options.beams} texts at a time: score {float(best.score):.4f}",
-        lossless=None if unproven else True,
-        exact=None if unproven else True,
-        unproven=unproven,
+        lossless=None if unverified else True,
+        exact=None if unverified else True,
+        unverified=unverified,
         approximations=list(engine.approximations),
         operators=engine.operators.kind,
         device=engine.device,

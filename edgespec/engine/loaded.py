@@ -232,14 +232,14 @@ class LoadedBundle:
         tried = self._stock or self.bundle.manifest.target.origin != "edgespec"
         return self.strict and (not tried or self.rows_exact())
 
-    def unproven(self) -> list[str]:
-        """Why it is unproven that this bundle runs, a sentence each; empty = it was checked."""
+    def unverified(self) -> list[str]:
+        """Why it is unverified that this bundle runs, a sentence each; empty = it was checked."""
         library = native_library()
         if self.operators.kind == "native" and library.version not in ("", __version__):
             self.bundle.checked.note(
                 f"the native operators are of version {library.version}, and this is {__version__}"
             )
-        return self.bundle.checked.unproven()
+        return self.bundle.checked.unverified()
 
     # -- memory, and losing it ---------------------------------------------------------------------------------------
 

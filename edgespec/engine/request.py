@@ -55,7 +55,7 @@ class Decoding:
     """A request on a session: how it reads the prompt, who drafts, and its rounds."""
 
     session: Session
-    unproven: list[str]  # why what the session holds cannot be vouched for
+    unverified: list[str]  # why what the session holds cannot be vouched for
     reading: PromptReading
     policy: Policy
     first: dict[str, Drafter]  # drafters that are asked before the method's, by their names
@@ -143,8 +143,8 @@ class Request:
             tokens, ends = self.tokens, ends_of_turns(self.tokens, engine.eos)
             self.stats.encode_ms, self.stats.source_rows = session.attend(self.given), len(self.given.content)
             session.chunk, session.asked = admission.chunk, end_of_question(tokens, engine.eos)
-            unproven = session.begin(tokens)
-            keeps = engine.prompts.on and session.keeps_prompts and not (unproven or engine.unproven())
+            unverified = session.begin(tokens)
+            keeps = engine.prompts.on and session.keeps_prompts and not (unverified or engine.unverified())
             kept = KeptPrompt(engine.prompts if keeps else None, tokens, ends, self._key, self.reservation.tokens)
             session.listen(kept)
             session.target.mark([*ends, session.shared], admission.checkpoints)
@@ -157,7 +157,7 @@ class Request:
         rounds = decode(target, policy, tokens, options, self.stats, run, pieces=True)
         reading = PromptReading(session, sessions, engine.paces, kept)
         self.reading = True
-        return Decoding(session, unproven, reading, policy, first, rounds)
+        return Decoding(session, unverified, reading, policy, first, rounds)
 
     def _first_drafters(self) -> dict[str, Drafter]:
         """Make the drafters of what the answer must or may contain, by their descriptions."""
@@ -333,7 +333,7 @@ class Request:
         used = self._decoding.policy.used
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
         exact = engine.strict and stats.exact and self._lost is None and (used == AR or engine.rows_exact())
-        unproven = engine.unproven() + self._decoding.unproven
+        unverified = engine.unverified() + self._decoding.unverified
         return Result(
             text=text.text,
             tokens=list(text.tokens),
@@ -343,9 +343,9 @@ class Request:
             method_used=used,
             reason=self._reason(),
             details=self._details(),
-            lossless=None if unproven and stats.lossless else stats.lossless,
-            exact=None if unproven and exact else exact,
-            unproven=unproven,
+            lossless=None if unverified and stats.lossless else stats.lossless,
+            exact=None if unverified and exact else exact,
+            unverified=unverified,
             approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
             device=engine.device,

@@ -33,8 +33,8 @@ class Result:
         reason: why that method, and whether drafting was faster, in one line.
         details: counts, estimates and changes during the request, a sentence each.
         lossless: the text has the distribution of plain decoding of this bundle; false by another rule of acceptance;
-            None: see ``unproven``.
-        exact: the text is bit for bit that of plain decoding in strict mode; None: see ``unproven``.
+            None: see ``unverified``.
+        exact: the text is bit for bit that of plain decoding in strict mode; None: see ``unverified``.
         approximations: differences from the source model, and those of another acceptance rule.
         operators: stock or native.
         device: where the last pass ran.
@@ -45,7 +45,7 @@ class Result:
         predicted_bytes: the prediction for this request before it started; 0 = not predicted.
         model_sampling: settings that the model recommends and that this request used, by name.
         stop: the stop string that ended it; None = none did.
-        unproven: why ``lossless`` and ``exact`` are unknown, a sentence each: something that ran was not checked.
+        unverified: why ``lossless`` and ``exact`` are unknown, a sentence each: something that ran was not checked.
     """
 
     text: str
@@ -66,7 +66,7 @@ class Result:
     peak_bytes: int = 0
     predicted_bytes: int = 0
     model_sampling: dict[str, float] = field(default_factory=dict)
-    unproven: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
     stop: str | None = None
     details: list[str] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class Result:
             "details": self.details,
             "lossless": self.lossless,
             "exact": self.exact,
-            "unproven": self.unproven,
+            "unverified": self.unverified,
             "approximations": self.approximations,
             "operators": self.operators,
             "device": self.device,

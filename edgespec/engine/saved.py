@@ -92,7 +92,7 @@ def _save(
                 recordings=[len(one.samples) for one in shown if isinstance(one, Audio)],
             )
             own = [one.pixels if isinstance(one, Image) else one.samples for one in shown]
-            vouched = not session.foreign and not engine.unproven()
+            vouched = not session.foreign and not engine.unverified()
             write_session(file, header, [array for some in (*arrays.values(), own) for array in some], vouched)
     finally:
         engine.sessions.give_back(session)

@@ -69,7 +69,7 @@ class MethodFigures:
             "acceptance_rate": accepted / drafted if drafted else 0.0,
             "lossless": of_all(result.lossless for result in self.results),
             "exact": of_all(result.exact for result in self.results),
-            "unproven": list(dict.fromkeys(reason for result in self.results for reason in result.unproven)),
+            "unverified": list(dict.fromkeys(reason for result in self.results for reason in result.unverified)),
             "same_text": self.same_text,
             "runs": len(self.results),
             "extra_bytes": self.extra_bytes,

@@ -139,7 +139,7 @@ def check_running(engine: LoadedBundle) -> dict[str, Any]:
     Returns:
         for JSON; the keys are stable: how many ``files``, those in the cache among them, and their ``bytes``; version
         of ``onnxruntime``; ``native``: version, instruction set and SHA-256 of the operators, None = stock ones run;
-        ``unproven``: unchecked parts, a sentence each.
+        ``unverified``: unchecked parts, a sentence each.
 
     Raises:
         BundleError: a file differs from the manifest, or from the record of a conversion; or the native operators
@@ -159,7 +159,7 @@ def check_running(engine: LoadedBundle) -> dict[str, Any]:
         "bytes": size,
         "onnxruntime": onnxruntime.__version__,
         "native": native,
-        "unproven": engine.unproven(),
+        "unverified": engine.unverified(),
     }
 
 

@@ -16,7 +16,7 @@ from edgespec.server.drafts import Drafts
 from edgespec.server.scheduler import Event
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-SAID = ("method_requested", "method_used", "reason", "details", "lossless", "exact", "unproven",
+SAID = ("method_requested", "method_used", "reason", "details", "lossless", "exact", "unverified",
         "finish")  # of each result  # fmt: skip
 
 

@@ -32,7 +32,7 @@ SUMMARY = re.compile(
     r"\d+ tokens at \d+\.\d per second, (auto: )?[a-z-]+\n(note: cut after \d+ tokens: .+\n)?$"
 )
 RESULT = {"text", "tokens", "finish", "method_requested", "method_used", "reason", "details", "lossless", "exact",
-          "unproven",
+          "unverified",
           "approximations", "operators", "device", "stats"}  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def test_a_good_bundle_passes(command: Command, demo: Path) -> None:
 def test_json(command: Command, demo: Path) -> None:
     made = command("verify", demo, *QUICK, "--json").json
     assert list(made) == ["bundle", "strict", "passed", "checked", "golden", "methods"]
-    assert list(made["checked"]) == ["files", "bytes", "onnxruntime", "native", "unproven"]
+    assert list(made["checked"]) == ["files", "bytes", "onnxruntime", "native", "unverified"]
     assert (made["bundle"], made["strict"], made["passed"]) == (str(demo), True, True)
     assert made["golden"] == {"same": 8, "of": 8, "required": True, "reason": ""}
     assert [proof["method"] for proof in made["methods"]] == DRAFTING
@@ -210,7 +210,7 @@ def test_what_was_not_checked_is_not_proven(command: Command, demo: Path, tmp_pa
     (other / "chat_template.jinja").write_text("x", "utf-8")
     result = command("verify", other, *QUICK, "--method", "ngram")
     assert result.code == 1
-    assert "UNPROVEN: chat_template.jinja is in the folder, but the manifest does not list it" in result.out
+    assert "UNVERIFIED: chat_template.jinja is in the folder, but the manifest does not list it" in result.out
 
 
 @pytest.mark.parametrize("version", ["", "0.0.1"])

@@ -16,7 +16,7 @@ from tests.support.requests import METHODS, NEW, PROMPT, Get, ask
 def test_the_keys_of_a_result_are_stable(engine: Get) -> None:
     made = engine()
     keys = ["text", "tokens", "finish", "method_requested", "method_used", "reason", "details", "lossless", "exact",
-            "unproven", "approximations", "operators", "device", "stats"]  # fmt: skip
+            "unverified", "approximations", "operators", "device", "stats"]  # fmt: skip
     found = ask(made, method="speculative", max_new_tokens=5).as_dict()
     assert list(found) == keys
     assert list(ask(made, logprobs=True, max_new_tokens=5).as_dict()) == [*keys, "logprobs"]

@@ -76,7 +76,7 @@ def test_figures_of_a_method() -> None:
         "acceptance_rate": 0.625,
         "lossless": True,
         "exact": False,
-        "unproven": [],
+        "unverified": [],
         "same_text": 1,
         "runs": 2,
         "extra_bytes": 7,

@@ -151,7 +151,7 @@ class Bench:
         """Say what a user has done before: all of it is remembered."""
         with self._opened(bundle, operators) as engine:
             result = _ask(engine)
-            assert result.exact, result.unproven
+            assert result.exact, result.unverified
             assert self.expected.setdefault(operators, result.tokens) == result.tokens
             engine.save_session(place / "a.session", PROMPT)
 
@@ -188,7 +188,7 @@ class Bench:
         os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
     def _judge(self, case: Case, result: Result, restored: bool, operators: Operators) -> None:
-        case.found = "made again" if restored else "; ".join(result.unproven)[:60] or "not used"
+        case.found = "made again" if restored else "; ".join(result.unverified)[:60] or "not used"
         claimed = result.exact is True or result.lossless is True
         if not claimed:
             return

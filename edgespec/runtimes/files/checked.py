@@ -104,7 +104,7 @@ class Checked:
     """The files that an opened bundle runs, each with its digest.
 
     Args:
-        wanted: whether files are to be compared; False = none are, and ``unproven`` reports it.
+        wanted: whether files are to be compared; False = none are, and ``unverified`` reports it.
 
     Attributes:
         read: files whose digests were taken here, not remembered.
@@ -148,8 +148,8 @@ class Checked:
         for record in self._records.values():
             record.save()
 
-    def unproven(self) -> list[str]:
-        """Reasons why files are unproven, a sentence each; empty = all were checked and are unchanged."""
+    def unverified(self) -> list[str]:
+        """Reasons why files are unverified, a sentence each; empty = all were checked and are unchanged."""
         for path, taken in self._files.items():
             try:
                 same = FileStat.of(path.stat()) == taken.stamp

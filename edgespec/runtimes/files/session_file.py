@@ -3,7 +3,7 @@
 The file, little endian:
 
     64 bytes     magic "EDGESESS", version, bytes of the header (2 x uint32), SHA-256 of all that follows, and the first
-                 16 bytes of the seal of these 48 (``sealed``); zeros if its contents are unproven
+                 16 bytes of the seal of these 48 (``sealed``); zeros if its contents are unverified
     header       JSON, UTF-8, filled up with spaces to a multiple of 64 bytes: ``SessionHeader``
     parts        bytes of the target's slot, and of the draft's, in the order and the layout of the slot itself, and
                  pixels of pictures, or float32 samples of recordings

@@ -67,6 +67,6 @@ export function reason(how) {
   if (!how?.method_used) return "";
   const asked = how.method_requested ?? "auto";
   const name = asked === "auto" ? `auto: ${how.method_used}` : how.method_used;
-  const notes = how.unproven?.length ? `. Unproven: ${how.unproven.join("; ")}` : "";
+  const notes = how.unverified?.length ? `. Unverified: ${how.unverified.join("; ")}` : "";
   return `${name}. ${how.reason}${notes}`;
 }

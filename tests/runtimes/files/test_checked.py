@@ -143,18 +143,18 @@ def test_without_a_cache_all_is_read(remembered: Path, tmp_path: Path, monkeypat
     (tmp_path / "blocked").write_text("in the way", "utf-8")
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "blocked"))
     assert load(remembered).read == 1
-    assert load(remembered).unproven() == []
+    assert load(remembered).unverified() == []
 
 
 def test_a_change_while_it_is_used_is_said(remembered: Path) -> None:
     used, gone = load(remembered), load(remembered)
-    assert used.unproven() == []
+    assert used.unverified() == []
     in_place(remembered)
-    assert used.unproven() == ["model.data was changed, replaced or removed after it was checked"]
+    assert used.unverified() == ["model.data was changed, replaced or removed after it was checked"]
     remembered.write_bytes(CONTENT)
-    assert len(used.unproven()) == 1
+    assert len(used.unverified()) == 1
     remembered.unlink()
-    assert len(gone.unproven()) == 1
+    assert len(gone.unverified()) == 1
     with pytest.raises(BundleError, match=r"model\.data: cannot be read"):
         Checked().digest(remembered)
 

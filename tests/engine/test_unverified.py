@@ -69,7 +69,7 @@ def flip(file: Path, at: int = -64) -> None:
 def test_a_checked_bundle_is_proven(copied: Path, operators: Operators) -> None:
     result = ask(load(copied, threads=1, operators=operators))
     assert claims(result) == (True, True)
-    assert result.unproven == []
+    assert result.unverified == []
 
 
 def test_without_a_check_nothing_is_said(copied: Path, operators: Operators) -> None:
@@ -78,8 +78,8 @@ def test_without_a_check_nothing_is_said(copied: Path, operators: Operators) -> 
     result = ask(engine)
     assert claims(result) == (None, None)
     assert result.as_dict()["exact"] is None
-    assert result.unproven == ["the files were not compared with their SHA-256 (no check)"]
-    assert "UNPROVEN: the files were not compared" in summary(result)
+    assert result.unverified == ["the files were not compared with their SHA-256 (no check)"]
+    assert "UNVERIFIED: the files were not compared" in summary(result)
     assert "text         lossless: not known, exact: not known" in result_lines(result)
     lossy = ask(engine, accept="all")
     assert (lossy.lossless, lossy.exact) == (False, False) if lossy.stats.drafted else (None, None)
@@ -91,15 +91,15 @@ def test_a_file_that_is_changed_while_it_runs(copied: Path, operators: Operators
     flip(copied / "model.data")
     result = ask(engine)
     assert claims(result) == (None, None)
-    assert result.unproven == ["model.data was changed, replaced or removed after it was checked"]
-    assert engine.plain().unproven()
+    assert result.unverified == ["model.data was changed, replaced or removed after it was checked"]
+    assert engine.plain().unverified()
 
 
 def test_a_template_that_the_manifest_does_not_list(copied: Path, operators: Operators) -> None:
     (copied / "chat_template.jinja").write_text("{{ messages[0].content }}", "utf-8")
     result = ask(load(copied, threads=1, operators=operators))
     assert claims(result) == (None, None)
-    assert result.unproven == ["chat_template.jinja is in the folder, but the manifest does not list it"]
+    assert result.unverified == ["chat_template.jinja is in the folder, but the manifest does not list it"]
 
 
 # -- converted weights -------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_without_a_key_converted_weights_run_and_say_so(
     assert claims(ask(load(copied, threads=1, operators=other))) == (True, True)
     result = ask(load(copied, threads=1, operators=other))
     assert claims(result) == (None, None)
-    assert result.unproven == ["converted weights in the cache cannot be checked: there is no key to seal them with"]
+    assert result.unverified == ["converted weights in the cache cannot be checked: there is no key to seal them with"]
     assert claims(ask(load(copied, threads=1, operators=operators))) == (True, True)
 
 
@@ -191,7 +191,7 @@ def test_a_foreign_session_proves_nothing(fresh: Open, own: Path, how: str) -> N
     result = ask(engine, PROMPT + "is ")
     assert result.stats.reused_tokens
     assert claims(result) == (None, None)
-    assert result.unproven == ["the session file a.session does not have this user's seal"]
+    assert result.unverified == ["the session file a.session does not have this user's seal"]
     engine.save_session(own / "b.session", PROMPT)  # does not make it one's own
     other = fresh()
     other.restore_session(own / "b.session")
