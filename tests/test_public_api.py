@@ -201,7 +201,7 @@ def test_results() -> None:
     ]  # fmt: skip
     assert names(Chunk) == ["text", "round", "pieces"]
     assert [name for name in names(Stats) if not name.startswith("_")] == [
-        "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "histogram", "offered",
+        "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "histogram", "drafted_at",
         "accepted_at", "source_rows", "image_rows", "encode_ms", "setup_ms", "prefill_ms", "draft_ms", "verify_ms",
         "other_ms", "dropped_reason", "exact", "lossless",
         "plain_rounds", "drafted_rounds", "work", "recent", "drops", "probes", "fallbacks", "recoveries", "switches",

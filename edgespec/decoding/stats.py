@@ -54,7 +54,7 @@ class Stats:
         drafted: guesses verified (every node of a tree counts).
         accepted: guesses emitted.
         histogram: ``histogram[j]`` = rounds that accepted j guesses.
-        offered: ``offered[i]`` = rounds that put a guess at position i to the test: all before it were accepted.
+        drafted_at: ``drafted_at[i]`` = rounds that tested a guess at position i: all before it were accepted.
         accepted_at: ``accepted_at[i]`` = those of them that accepted it.
         source_rows: for an encoder-decoder: tokens, or rows of features, that its encoder read.
         image_rows: rows of the prompt that are those of images.
@@ -89,7 +89,7 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     histogram: list[int] = field(default_factory=lambda: [0])
-    offered: list[int] = field(default_factory=list)
+    drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     source_rows: int = 0
     image_rows: int = 0
@@ -157,11 +157,11 @@ class Stats:
         self.lossless &= lossless
         self.drafted += time.drafted
         self.accepted += time.accepted
-        for counts, size in ((self.histogram, time.accepted + 1), (self.offered, tested), (self.accepted_at, tested)):
+        for counts, size in ((self.histogram, time.accepted + 1), (self.drafted_at, tested), (self.accepted_at, tested)):
             counts.extend([0] * (size - len(counts)))
         self.histogram[time.accepted] += 1
         for i in range(tested):
-            self.offered[i] += 1
+            self.drafted_at[i] += 1
         for i in range(min(time.accepted, tested)):
             self.accepted_at[i] += 1
         self.drafted_rounds += 1
@@ -197,7 +197,7 @@ class Stats:
     @property
     def acceptance_at(self) -> Sequence[float]:
         """P(accepted | put to the test) of each position."""
-        return [a / o if o else 0.0 for a, o in zip(self.accepted_at, self.offered, strict=True)]
+        return [a / o if o else 0.0 for a, o in zip(self.accepted_at, self.drafted_at, strict=True)]
 
     @property
     def decode_ms(self) -> float:
@@ -255,7 +255,7 @@ class Stats:
     def as_dict(self) -> dict[str, object]:
         """Return everything for JSON; the keys are stable."""
         names = ("prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "acceptance_rate",
-                 "tokens_per_round", "histogram", "offered", "accepted_at", "setup_ms", "prefill_ms", "draft_ms",
+                 "tokens_per_round", "histogram", "drafted_at", "accepted_at", "setup_ms", "prefill_ms", "draft_ms",
                  "verify_ms", "other_ms", "tokens_per_second", "dropped_reason", "recent", "predicted_speedup",
                  "measured_speedup", "work_per_token", "plain_rounds", "drafted_rounds", "probes", "fallbacks",
                  "recoveries", "drops", "switches")  # fmt: skip

@@ -67,10 +67,10 @@ def known_rates(name: str, part: MethodPart) -> list[float]:
 
 def tried(trial: Trial | None) -> Evidence:
     """Take the guesses that a calibration put to the test as evidence, of no more weight than a few requests."""
-    if trial is None or not trial.offered:
+    if trial is None or not trial.drafted_at:
         return Evidence()
-    seen = Evidence(tuple(map(float, trial.offered)), tuple(map(float, trial.accepted_at)))
-    return scaled(seen, min(1.0, _TRIED / max(trial.offered[0], 1)))
+    seen = Evidence(tuple(map(float, trial.drafted_at)), tuple(map(float, trial.accepted_at)))
+    return scaled(seen, min(1.0, _TRIED / max(trial.drafted_at[0], 1)))
 
 
 def expected_speeds(manifest: Manifest, profile: Profile | None = None) -> dict[str, float]:

@@ -80,7 +80,7 @@ def _busy() -> float | None:
     return sum(sum(row) - row[IDLE] - row[WAITING] for row in rows) / UNITS if rows else None
 
 
-PROFILE_SCHEMA = 1
+OLDEST_SCHEMA, PROFILE_SCHEMA = 1, 2
 AGAIN = "make one with `edgespec calibrate BUNDLE -o FILE`"
 
 
@@ -117,7 +117,7 @@ class Trial(_Part):
     other_ms: float = Field(ge=0)
     speedup: float = Field(gt=0, description="over plain decoding of the same prompts, right beside it")
     depth: float = Field(default=0.0, ge=0, description="mean tokens before a pass")
-    offered: list[int] = Field(default_factory=list)  # guesses put to the test, by position (``Stats``)
+    drafted_at: list[int] = Field(default_factory=list)  # rounds that tested a guess, by position (``Stats``)
     accepted_at: list[int] = Field(default_factory=list)  # those accepted
 
     @property
@@ -133,8 +133,8 @@ class Trial(_Part):
     @property
     def acceptance(self) -> list[float]:
         """P(accepted | put to the test) by position, up to the first that never was."""
-        tried = takewhile(lambda pair: pair[0], zip(self.offered, self.accepted_at, strict=False))
-        return [accepted / offered for offered, accepted in tried]
+        tried = takewhile(lambda pair: pair[0], zip(self.drafted_at, self.accepted_at, strict=False))
+        return [accepted / drafted for drafted, accepted in tried]
 
     @property
     def gamma(self) -> int:
@@ -219,13 +219,28 @@ def read_profile(path: Path) -> Profile:
         got = ", ".join(list(data)[:4]) or "nothing" if isinstance(data, dict) else type(data).__name__
         expected = "expected an object with schema_version and machine"
         raise ProfileError(f"{path}: not a device profile: {expected}, got {got}", AGAIN)
-    if version != PROFILE_SCHEMA:
-        age = "older" if version < PROFILE_SCHEMA else "newer"
+    if not OLDEST_SCHEMA <= version <= PROFILE_SCHEMA:
+        age = "older" if version < OLDEST_SCHEMA else "newer"
         raise ProfileError(
             f"{path}: profile of schema {version}, which is {age} than this edgespec's ({PROFILE_SCHEMA})",
             "calibrate again with this version" + (", or upgrade edgespec" if age == "newer" else ""),
         )
-    return validated(Profile, data, path, ProfileError, AGAIN)
+    return validated(Profile, _migrated(data) if version < PROFILE_SCHEMA else data, path, ProfileError, AGAIN)
+
+
+def _migrated(data: dict[str, Any]) -> dict[str, Any]:
+    """Convert a profile of schema 1, whose trials have ``offered`` for ``drafted_at``."""
+    trials = data.get("trials")
+    if isinstance(trials, dict):
+        renamed = {name: _with_drafted_at(trial) for name, trial in trials.items()}
+        data = data | {"trials": renamed}
+    return data | {"schema_version": PROFILE_SCHEMA}
+
+
+def _with_drafted_at(trial: Any) -> Any:
+    if not isinstance(trial, dict) or "drafted_at" in trial:
+        return trial
+    return {"drafted_at" if key == "offered" else key: value for key, value in trial.items()}
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -61,14 +61,14 @@ def mean_round(results: Sequence[Result], passes: Mapping[int, float]) -> tuple[
 
 def make_trial(results: Sequence[Result], passes: Mapping[int, float], plain: float) -> Trial:
     """Sum up the timed texts of one method; ``plain``: milliseconds per token of plain decoding."""
-    rows, offered, accepted_at, deep = Counter[int](), Counter[int](), Counter[int](), 0.0
+    rows, drafted_at, accepted_at, deep = Counter[int](), Counter[int](), Counter[int](), 0.0
     for stats in (result.stats for result in results):
         depth = stats.prompt_tokens
         for seen in stats.recent:
             rows[1 + seen.drafted] += 1
             deep += depth
             depth += seen.tokens
-        offered.update(dict(enumerate(stats.offered)))
+        drafted_at.update(dict(enumerate(stats.drafted_at)))
         accepted_at.update(dict(enumerate(stats.accepted_at)))
     names = ("rounds", "tokens", "drafted", "accepted")
     sums = {name: sum(getattr(result.stats, name) for result in results) for name in names}
@@ -81,8 +81,8 @@ def make_trial(results: Sequence[Result], passes: Mapping[int, float], plain: fl
         other_ms=other_ms,
         speedup=plain * sums["tokens"] / sums["rounds"] / (draft_ms + verify_ms + other_ms),
         depth=deep / sums["rounds"],
-        offered=[offered[at] for at in range(len(offered))],
-        accepted_at=[accepted_at[at] for at in range(len(offered))],
+        drafted_at=[drafted_at[at] for at in range(len(drafted_at))],
+        accepted_at=[accepted_at[at] for at in range(len(drafted_at))],
     )
 
 

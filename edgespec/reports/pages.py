@@ -292,7 +292,7 @@ def _acceptance(figures: Sequence[MethodFigures], names: Sequence[str]) -> str |
     for name, figure in zip(names, figures, strict=True):
         offered, accepted = Counter[int](), Counter[int]()
         for result in figure.results:
-            offered.update(dict(enumerate(result.stats.offered, 1)))
+            offered.update(dict(enumerate(result.stats.drafted_at, 1)))
             accepted.update(dict(enumerate(result.stats.accepted_at, 1)))
         if offered:
             found[name] = {place: accepted[place] / tried for place, tried in offered.items() if tried}

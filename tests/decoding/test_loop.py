@@ -239,7 +239,7 @@ def test_stats_add_up_and_serialise() -> None:
         assert stats.accepted == sum(r.accepted for r in rounds) == sum(i * n for i, n in enumerate(stats.histogram))
         assert stats.accepted == sum(stats.accepted_at)
         assert stats.drafted == sum(len(r.drafted) for r in rounds)
-        assert all(a <= o for a, o in zip(stats.accepted_at, stats.offered, strict=True))
+        assert all(a <= o for a, o in zip(stats.accepted_at, stats.drafted_at, strict=True))
         assert min(stats.prefill_ms, stats.draft_ms, stats.verify_ms, stats.other_ms) >= 0
         read = json.loads(json.dumps(stats.as_dict()))
         assert read["tokens"] == stats.tokens

@@ -78,10 +78,10 @@ def test_counters_add_up(rounds: list[tuple[int, int, int]]) -> None:
     assert stats.accepted == sum(at * count for at, count in enumerate(stats.histogram)) == sum(stats.accepted_at)
     assert stats.drafted == sum(drafted for drafted, _, _ in rounds)
     assert stats.tokens == sum(accepted + bonus for _, accepted, bonus in rounds)
-    assert len(stats.offered) == len(stats.accepted_at) == len(stats.acceptance_at)
-    assert all(0 <= accepted <= offered for accepted, offered in zip(stats.accepted_at, stats.offered, strict=True))
+    assert len(stats.drafted_at) == len(stats.accepted_at) == len(stats.acceptance_at)
+    assert all(0 <= accepted <= offered for accepted, offered in zip(stats.accepted_at, stats.drafted_at, strict=True))
     # a position is put to the test only after the one before it was accepted
-    assert all(later <= earlier for earlier, later in zip(stats.accepted_at, stats.offered[1:], strict=False))
+    assert all(later <= earlier for earlier, later in zip(stats.accepted_at, stats.drafted_at[1:], strict=False))
     assert 0 <= stats.acceptance_rate <= 1
     assert stats.tokens_per_round == (stats.tokens / len(rounds) if rounds else 0)
 
@@ -101,7 +101,7 @@ def test_times_make_speeds() -> None:
 
 def test_the_keys_of_statistics_are_stable() -> None:
     keys = """prompt_tokens reused_tokens tokens rounds drafted accepted acceptance_rate tokens_per_round
-        histogram offered accepted_at setup_ms prefill_ms draft_ms verify_ms other_ms
+        histogram drafted_at accepted_at setup_ms prefill_ms draft_ms verify_ms other_ms
         tokens_per_second dropped_reason recent predicted_speedup measured_speedup work_per_token plain_rounds
         drafted_rounds probes fallbacks recoveries drops switches shadow"""
     assert set(Stats().as_dict()) == set(keys.split())

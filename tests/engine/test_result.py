@@ -22,7 +22,7 @@ def test_the_keys_of_a_result_are_stable(engine: Get) -> None:
     assert list(ask(made, logprobs=True, max_new_tokens=5).as_dict()) == [*keys, "logprobs"]
     assert list(found["stats"]) == [
         "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "acceptance_rate",
-        "tokens_per_round", "histogram", "offered", "accepted_at", "setup_ms", "prefill_ms", "draft_ms", "verify_ms",
+        "tokens_per_round", "histogram", "drafted_at", "accepted_at", "setup_ms", "prefill_ms", "draft_ms", "verify_ms",
         "other_ms", "tokens_per_second", "dropped_reason", "recent", "predicted_speedup", "measured_speedup",
         "work_per_token", "plain_rounds", "drafted_rounds", "probes", "fallbacks", "recoveries", "drops", "switches",
         "shadow", "peak_bytes", "predicted_bytes",
@@ -37,7 +37,7 @@ def test_statistics_add_up(engine: Get, method: str) -> None:
     assert stats.tokens == stats.rounds + stats.accepted
     assert sum(stats.histogram) == stats.rounds
     assert sum(at * count for at, count in enumerate(stats.histogram)) == stats.accepted == sum(stats.accepted_at)
-    assert stats.accepted <= sum(stats.offered) <= stats.drafted
+    assert stats.accepted <= sum(stats.drafted_at) <= stats.drafted
     assert all(ms >= 0 for ms in (stats.prefill_ms, stats.draft_ms, stats.verify_ms, stats.other_ms))
     assert (stats.drafted > 0) == (method != "ar")
     assert result.peak_bytes > 1 << 20

@@ -14,8 +14,8 @@ from tests.support.planning import manifest, predicting, profile, trial
 from tests.support.timed_toy import INT4
 
 METHODS = ("ar", "ngram", "speculative", "self-spec", "medusa")
-GOOD = trial(tokens=270, accepted=170, drafted=190, offered=[95, 95], accepted_at=[90, 80], speedup=2.1)
-BAD = trial(tokens=105, accepted=5, drafted=100, offered=[50, 50], accepted_at=[4, 1], speedup=0.8)
+GOOD = trial(tokens=270, accepted=170, drafted=190, drafted_at=[95, 95], accepted_at=[90, 80], speedup=2.1)
+BAD = trial(tokens=105, accepted=5, drafted=100, drafted_at=[50, 50], accepted_at=[4, 1], speedup=0.8)
 
 
 @pytest.mark.usefixtures("native")

@@ -64,7 +64,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_trials_sum_up() -> None:
-    made = trial(offered=[50, 30, 0, 0], accepted_at=[30, 20, 0, 0])
+    made = trial(drafted_at=[50, 30, 0, 0], accepted_at=[30, 20, 0, 0])
     assert made.tokens_per_round == 1.5
     assert made.round_ms == 12.0
     assert made.acceptance == [0.6, pytest.approx(2 / 3)]
@@ -126,6 +126,20 @@ def test_what_was_kept_is_found_by_its_manifest() -> None:
     assert path.parent == profile_folder()
     assert find_profile(bundle, HOW) == made
     assert list(kept_profiles()) == [made]
+
+
+def test_a_profile_of_schema_1_is_read(tmp_path: Path) -> None:
+    """Its trials have another name of a key; Kotlin still writes it."""
+    made = profile(manifest(), trials={"ngram": trial(drafted_at=[50, 30], accepted_at=[30, 20])})
+    data = json.loads(made.model_dump_json())
+    data["schema_version"] = 1
+    data["trials"]["ngram"]["offered"] = data["trials"]["ngram"].pop("drafted_at")
+    (tmp_path / "old.json").write_text(json.dumps(data), "utf-8")
+    assert read_profile(tmp_path / "old.json") == made
+    for wrong in (data | {"schema_version": 2}, data | {"trials": {"ngram": 3}}, data | {"trials": [1]}):
+        (tmp_path / "old.json").write_text(json.dumps(wrong), "utf-8")
+        with pytest.raises(ProfileError, match="trials"):
+            read_profile(tmp_path / "old.json")
 
 
 def test_another_way_or_bundle_is_another_profile() -> None:

@@ -115,7 +115,7 @@ def trial(**changes: Any) -> Trial:
         "other_ms": 0.0,
         "speedup": 1.25,
         "depth": 0.0,
-        "offered": [50, 30],
+        "drafted_at": [50, 30],
         "accepted_at": [30, 20],
     }
     return Trial(**values | changes)

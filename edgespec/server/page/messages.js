@@ -9,7 +9,7 @@ const ENDS = {
   stopped: "stopped",
   length: "cut: no more tokens were allowed",
   context: "cut: the context is full",
-  late: "cut: the server's time was over",
+  timed_out: "cut: the server's time was over",
 };
 const KINDS = new Set(["accepted", "refused", "own"]);
 const NEAR = 80; // pixels from the end within which the view follows the text
