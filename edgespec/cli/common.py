@@ -62,7 +62,7 @@ def option(
 
 
 def setting_option(
-    name: str, kind: Any = None, default: Any = None, *, default_words: str = "", **more: Any
+    name: str, kind: Any = None, default: Any = None, *, default_words: str = "", alias: str = "", **more: Any
 ) -> Callable[[F], F]:
     """Make the option of a setting, whose help is that of its declaration; see ``option``.
 
@@ -71,10 +71,11 @@ def setting_option(
         kind: same as in ``option``.
         default: same as in ``option``.
         default_words: text of the default, where ``default`` is none.
+        alias: another name of the option.
         **more: same as in ``option``.
     """
     words = f"  [default: {default_words}]" if default_words else ""
-    return option(name, HELP[name] + words, kind, default, **more)
+    return option(f"{name} {alias}", HELP[name] + words, kind, default, **more)
 
 
 def group(name: str, *options: Callable[[F], F]) -> Callable[[F], F]:
@@ -239,7 +240,7 @@ language_options = group(
 )
 drafting_options = group(
     "Drafting",
-    setting_option("--num-draft-tokens", int, default_words="the method's", dest="gamma"),
+    setting_option("--num-draft-tokens", int, default_words="the method's", alias="--gamma", dest="gamma"),
     option("--no-fallback", "Keep drafting even if it does not help.", bool),
     setting_option("--acceptance", ["rejection", "coupled"], "rejection"),
     setting_option("--accept", default="exact", metavar="RULE", callback=_rule),

@@ -48,12 +48,12 @@ def _recipe(ctx: click.Context, param: click.Parameter, value: str | None) -> No
         "File with a prompt on each line, or a JSON string on each.  [default: eight built-in ones]",
         click.Path(path_type=Path),
     ),
-    option("--limit", "Maximum number of prompts.", COUNT, 8),
+    option("--max-prompts", "Maximum number of prompts.", COUNT, 8),
     option("--max-new-tokens", "Tokens of a greedy text.", COUNT, 48),
-    option("--parallel", "Requests at once, where texts are written in parallel.", COUNT, 4),
+    option("--concurrency", "Number of requests at once, where texts are generated in parallel.", COUNT, 4),
     option("--repeats", "How often they are.", COUNT, 2),
-    option("--greedy-seconds", "Time after which no other prompt is asked.", click.FloatRange(min=0), 600.0),
-    option("--seconds", "Time for sampled texts; 0 = none.", click.FloatRange(min=0), 60.0),
+    option("--greedy-duration", "Seconds after which no further prompt is asked.", click.FloatRange(min=0), 600.0),
+    option("--duration", "Seconds for sampled texts; 0 = none.", click.FloatRange(min=0), 60.0),
     option("--draws", "Sampled texts at most, at each temperature.", COUNT, 4000),
     option("--length", "Tokens of a sampled text.", COUNT, 3),
     option(
@@ -101,18 +101,18 @@ def command(url: str | None, against: str | None, plain: dict[str, Any], as_json
     temperatures = options["temperature"] or Plan.temperatures
     plan = Plan(
         draws=options["draws"],
-        seconds=options["seconds"] / len(temperatures),
+        seconds=options["duration"] / len(temperatures),
         length=options["length"],
         temperatures=temperatures,
-        lanes=options["parallel"],
+        lanes=options["concurrency"],
     )
     asked = Options(
         tokens=options["max_new_tokens"],
-        lanes=options["parallel"],
+        lanes=options["concurrency"],
         repeats=options["repeats"],
         noise=options["noise"],
-        seconds=options["greedy_seconds"],
-        plan=plan if options["seconds"] else None,
+        seconds=options["greedy_duration"],
+        plan=plan if options["duration"] else None,
     )
     about = {"model": options["model"], "key": options["api_key"]}
     try:
@@ -128,7 +128,7 @@ def command(url: str | None, against: str | None, plain: dict[str, Any], as_json
             reference = Server(against, **about) if against else None
             if plain:
                 reference = Server(url, fields=options["fields"] | plain, **about)
-            found = judge(server, reference, prompts[: options["limit"]], asked,
+            found = judge(server, reference, prompts[: options["max_prompts"]], asked,
                           lambda done, of, what: report("judge", done, of, what), plain)  # fmt: skip
     except ServerError as error:
         raise click.UsageError(str(error)) from None

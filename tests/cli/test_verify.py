@@ -233,7 +233,7 @@ def test_golden_vectors_that_do_not_fit_are_left_out(command: Command, demo: Pat
 def test_wrong_input(command: Command, demo: Path, tmp_path: Path) -> None:
     command("verify", demo, "--method", "magic").refused(1, "'magic' is not in this bundle", "hint: ")
     command("verify", demo, "--prompts", tmp_path / "none").refused(1, "cannot read prompts", "hint: ")
-    command("verify", demo, "--num-draft-tokens", 0).refused(1, "gamma is 0", "method ar")
+    command("verify", demo, "--gamma", 0).refused(1, "gamma is 0", "method ar")
     command("verify", tmp_path).refused(1, "expected a bundle", "hint: ")
 
 

@@ -19,7 +19,7 @@ from tests.judge.canned import canned
 
 MODELS = {"data": [{"id": "m"}]}
 WORDS = ("a", "b", "c", "d")
-QUICK = ["--limit", "2", "--max-new-tokens", "4", "--repeats", "1", "--seconds", "0", "--parallel", "2"]
+QUICK = ["--max-prompts", "2", "--max-new-tokens", "4", "--repeats", "1", "--duration", "0", "--concurrency", "2"]
 CHANCE = random.Random(3)
 Fields = dict[str, Any]
 
@@ -261,7 +261,7 @@ def test_odd_but_honest_servers_are_not_called_wrong(kind: str, tmp_path: Path) 
             (url, "--against", url),
             *([(url, "--against", plain)] if kind[:2] not in ("a ", "pa") else []),
         ):
-            found = run(*words, "--json", "--report", str(page), "--seconds", "0.2", "--draws", "64")
+            found = run(*words, "--json", "--report", str(page), "--duration", "0.2", "--draws", "64")
             assert found.exit_code == 0, found.output
             assert json.loads(found.stdout)["verdict"] == "identical"
             assert page.is_file()

@@ -174,7 +174,7 @@ def test_the_command_prints_a_line_and_writes_json_and_a_page(url: str, tmp_path
     assert any("draws find" in note for note in body["notes"])  # 64 texts are few
     assert "<h1" in page.read_text("utf-8")
     with FAULTS["the bonus token off by one"]():
-        found = CliRunner().invoke(cli, [*command, "--seconds", "0", "--report", str(page)])
+        found = CliRunner().invoke(cli, [*command, "--duration", "0", "--report", str(page)])
     assert found.exit_code == 1
     assert "WRONG" in found.stdout.splitlines()[-1]
     assert "not a near-tie" in page.read_text("utf-8")
