@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.draw import Draw, SiblingPolicy, draw_chain, draw_siblings, draw_tree
+from edgespec.drafters.sampling_drafts import Draw, SiblingPolicy, draw_chain, draw_siblings, draw_tree
 from edgespec.formulas.confidence import BOUNDS, Confidence
 from edgespec.formulas.cost import CostModel
 from edgespec.plugins.swift.drafter import StepCost
@@ -111,7 +111,7 @@ def searches() -> Iterator[dict[str, Any]]:
         for _ in range(60):
             skip = pool[int(rng.integers(len(pool)))]
             matched = int(rng.binomial(16, max(0.1, 0.97 - 0.04 * (len(skip.attention) + len(skip.mlp)))))
-            changed = search.tell(skip, matched, 16)
+            changed = search.record_result(skip, matched, 16)
             steps.append({
                 "skip": _lists(skip), "matched": matched, "changed": changed, "acceptance": search.acceptance(skip),
                 "speed": search.speed(skip), "best": _lists(search.best),

@@ -11,8 +11,8 @@ from typing import Any
 from edgespec.decoding.settings import DraftOptions
 from edgespec.engine.methods import MethodChoice, choose_method
 from edgespec.errors import EdgespecError
-from edgespec.planning.allowance import OFF, Admission, Allowance
 from edgespec.planning.footprint import PROCESS, memory_of
+from edgespec.planning.memory_budget import OFF, AdmissionDecision, MemoryBudget
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import Manifest
@@ -95,16 +95,16 @@ def plans() -> Iterator[dict[str, Any]]:
                 parts = {part.name: part.private for part in memory_of(manifest, chosen).parts if part.private}
                 memory.append({"method": name, "context": context, "greedy": greedy, "chunk": chunk, "gamma": gamma,
                                "checkpoints": kept, "parts": parts})  # fmt: skip
-        allowance = Allowance(manifest, use, OFF)
+        memory_budget = MemoryBudget(manifest, use, OFF)
         admitted = []
         for limit in sorted(set(_limits(manifest, use))):
-            allowance.limit = limit
-            together = allowance.together([name for name in METHODS if name != "ar"], 700)
-            admitted.append({"limit": limit, "bundle": _said(allowance.admit_bundle, None), "together": together})
+            memory_budget.limit = limit
+            together = memory_budget.together([name for name in METHODS if name != "ar"], 700)
+            admitted.append({"limit": limit, "bundle": _said(memory_budget.admit_bundle, None), "together": together})
             for at, name in enumerate(METHODS[len(admitted) % 2 :: 2]):
                 busy, idle = (0, 0) if at else (1 << 16, 1 << 20)
                 how = {"gamma": 8, "greedy": at % 2 == 0, "busy": busy, "idle": idle}
-                found = _said(allowance.admit, name, 700, **how, methods=list(manifest.methods))
+                found = _said(memory_budget.admit, name, 700, **how, methods=list(manifest.methods))
                 admitted[-1][name] = {**how, "found": found}
         choices = []
         for wanted, proposers in ((None, ()), ("medusa", ()), ("chain", ()), (None, ("ngram", "eagle")), ("x", ())):
@@ -121,7 +121,7 @@ def _said(run: Any, *given: Any, **more: Any) -> Any:
     except EdgespecError as error:
         hint = error.hint and error.hint.split("; there are: ")[0]  # ports have no methods of other packages
         return {"error": error.message, "hint": hint}
-    if isinstance(found, Admission):
+    if isinstance(found, AdmissionDecision):
         return [found.method, found.chunk, found.reason, found.crowded, found.checkpoints]
     return _choice(found) if isinstance(found, MethodChoice) else found
 

@@ -12,7 +12,7 @@ from edgespec.engine.sentences import pieces
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.features import encoder_rows, log_mel
 from edgespec.runtimes.files.manifest import FeaturePart
-from edgespec.runtimes.files.text_form import WritingRules
+from edgespec.runtimes.files.seq2seq_format import WritingRules
 from edgespec.runtimes.text.languages import choose_language
 from edgespec.runtimes.text.rules import RuledText
 from tools.vector_rows import row

@@ -152,7 +152,7 @@ def main() -> None:
             print(at, kind, len(prompt), len(tokens), one["right"], flush=True)
         target.stand_in(200)
         verify = measure(lambda n: target.forward(np.zeros(n, np.int64), None, True), (1, 2, 3, 5, 9), 9)
-        (draft,) = measure(lambda _: drafter.dry_step(), (1,), 9).values()
+        (draft,) = measure(lambda _: drafter.benchmark_step(), (1,), 9).values()
         part = engine.bundle.manifest.methods[arguments.method]
         found = {
             "pair": f"{engine.bundle.path.name} {arguments.method}",

@@ -45,7 +45,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     edgespec info demo --forget-skip-sets
     """
     from edgespec.engine.known import expected_speeds
-    from edgespec.engine.stock_rows import tried_rows
+    from edgespec.engine.strict_probe import tried_rows
     from edgespec.planning.profiles import find_profile
     from edgespec.runtimes.files.bundle import Bundle
     from edgespec.runtimes.files.operators import choose_operators

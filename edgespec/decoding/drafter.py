@@ -1,8 +1,8 @@
 """Base class of drafters: the hooks that the decoding loop calls.
 
 A drafter sees a request in this order: ``begin``; ``absorb`` while the prompt is read; then in every round ``prefill``,
-``propose``, ``observe`` and ``timed``.  Control asks it for a ``forecast`` first, and times its ``dry_step`` before the
-first request.
+``propose``, ``observe`` and ``timed``.  Control asks it for a ``forecast`` first, and times its ``benchmark_step``
+before the first request.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Drafter:
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
         """Learn what the round took; every drafter has observed it, so that the target may run passes now."""
 
-    def dry_step(self, first: bool = False) -> bool:
+    def benchmark_step(self, first: bool = False) -> bool:
         """Run one draft step, which is timed before the first request; False = there is no such step.
 
         ``first``: that of a round, where it is another one.

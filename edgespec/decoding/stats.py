@@ -157,7 +157,11 @@ class Stats:
         self.lossless &= lossless
         self.drafted += time.drafted
         self.accepted += time.accepted
-        for counts, size in ((self.histogram, time.accepted + 1), (self.drafted_at, tested), (self.accepted_at, tested)):
+        for counts, size in (
+            (self.histogram, time.accepted + 1),
+            (self.drafted_at, tested),
+            (self.accepted_at, tested),
+        ):
             counts.extend([0] * (size - len(counts)))
         self.histogram[time.accepted] += 1
         for i in range(tested):

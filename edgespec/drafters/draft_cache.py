@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.target import Ids, Output, Pass, Target, common_prefix
-from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree, spread
+from edgespec.drafters.sampling_drafts import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.bundle import read_confidence, read_masked
 from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV, DecoderPart

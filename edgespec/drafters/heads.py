@@ -69,7 +69,7 @@ class Medusa(Drafter):
             raise EdgespecError(f"expected finite logits of heads {self.group}, got NaN or infinity")
         return ids, values
 
-    def dry_step(self, first: bool = False) -> bool:
+    def benchmark_step(self, first: bool = False) -> bool:
         if first:
             return False
         width = self.target.model.facts.hidden  # type: ignore[attr-defined]

@@ -24,8 +24,8 @@ from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import Output, Target, common_prefix
 from edgespec.drafters.draft_cache import CorrectedBlockCache, draft_cache_of
-from edgespec.drafters.draw import DrawingDrafter, rows_of
 from edgespec.drafters.registry import Parts
+from edgespec.drafters.sampling_drafts import DrawingDrafter, rows_of
 from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
 from edgespec.runtimes.slots.slot import Slot
@@ -95,7 +95,7 @@ class HiddenStateDrafter(DrawingDrafter):
 
     # -- parts of a text that are stored elsewhere, in addition to the rows in the slot -------------------------------
 
-    def settle(self, tokens: Sequence[int]) -> list[int]:
+    def flush_pending(self, tokens: Sequence[int]) -> list[int]:
         """Make all rows of a text that has ended but the deferred ones -> names of the text's rows."""
         if self._sound:
             self._join()
@@ -152,7 +152,7 @@ class HiddenStateDrafter(DrawingDrafter):
     def reason(self) -> str:
         return "" if self._sound else "the drafter was not shown this text from its beginning"
 
-    def dry_step(self, first: bool = False) -> bool:
+    def benchmark_step(self, first: bool = False) -> bool:
         if first:
             return self.cache.try_first()
         self.cache.try_once()

@@ -43,7 +43,7 @@ AUTO = "auto"  # the method of the best prediction, watched and changed while it
 class Parts:
     """Parts of a bundle and of one session that drafters are built from.
 
-    A drafter whose ``dry_step`` runs a draft step has such steps timed by it before the first request.
+    A drafter whose ``benchmark_step`` runs a draft step has such steps timed by it before the first request.
     """
 
     bundle: Path  # its folder; read only

@@ -17,8 +17,8 @@ from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import DRAFT_BEST, Output, Pass, SkipSet, Target
-from edgespec.drafters.draw import DrawingDrafter, Weak, draw_chain, spread
 from edgespec.drafters.registry import Parts
+from edgespec.drafters.sampling_drafts import DrawingDrafter, Weak, draw_chain, spread
 from edgespec.formulas.confidence import Confidence
 from edgespec.runtimes.files.manifest import MethodPart, SkipSetPart
 
@@ -110,7 +110,7 @@ class SelfSpec(DrawingDrafter):
         ids = np.array([token], np.int64)
         return self.target.run(Pass(ids, None, int(best), draft=True, offset=offset, skip=self.skip))
 
-    def dry_step(self, first: bool = False) -> bool:
+    def benchmark_step(self, first: bool = False) -> bool:
         if first:
             return False
         self._step(0, 0, False)

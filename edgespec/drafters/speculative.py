@@ -13,8 +13,8 @@ from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import BEST, Target
 from edgespec.decoding.text import INSERTED, Text
-from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
 from edgespec.drafters.registry import Parts
+from edgespec.drafters.sampling_drafts import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
 from edgespec.runtimes.files.manifest import MethodPart
 
 # Tokens that the draft has not seen are fed in one pass with the pending one up to this many, because each row also
@@ -165,7 +165,7 @@ class Speculative(DrawingDrafter):
     def _whole(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         return logits if self._columns is None else spread(logits, self._columns, self.model.vocab_size)
 
-    def dry_step(self, first: bool = False) -> bool:
+    def benchmark_step(self, first: bool = False) -> bool:
         if first:
             return False
         self.model.forward(np.zeros(1, np.int64))

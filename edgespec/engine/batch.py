@@ -130,7 +130,7 @@ def _width(engine: LoadedBundle, prompts: Sequence[Input], settings: Settings) -
     """Return the number of sequences that are decoded together: the requested one, or as many as fit the memory."""
     longest = max(map(len, prompts)) + engine.most_new(settings)
     method, tokens = heaviest(engine.choose_for(settings)), min(engine.context, longest)
-    return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
+    return engine.memory_budget.width(settings.batch, tokens, method, settings.sampling.greedy)
 
 
 class RunningBatch:

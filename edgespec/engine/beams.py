@@ -47,7 +47,7 @@ def search_beams(
     settings = with_length(engine, settings, given)
     longest = min(engine.context, len(given) + engine.most_new(settings))
     check_prompt(given, settings.sampling, engine.bundle.manifest.target.facts.vocab, engine.context)
-    if engine.allowance.width(options.beams, longest, "ar", greedy=False) < options.beams:
+    if engine.memory_budget.width(options.beams, longest, "ar", greedy=False) < options.beams:
         raise BudgetError(f"{options.beams} beams of {longest} tokens do not fit the memory", "search fewer beams")
     sampling = replace(settings.sampling, prompt=len(given))
     sampling = ruled(engine, sampling, replace(settings, max_new_tokens=longest - len(given)), given)

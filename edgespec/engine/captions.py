@@ -11,8 +11,8 @@ from edgespec.engine.spans import Rows, SpanReader
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.codes import CaptionPart
-from edgespec.runtimes.files.text_form import SOURCE_TOKENIZER
-from edgespec.runtimes.slots.inserted import Inserted, InsertedRows
+from edgespec.runtimes.files.seq2seq_format import SOURCE_TOKENIZER
+from edgespec.runtimes.slots.inserted import EmbeddingSpan, EmbeddingSpanCache
 from edgespec.runtimes.text.codec import TextCodec
 
 
@@ -25,7 +25,7 @@ class CaptionReader(SpanReader):
     kind = "caption"
     refusal = "this model draws from captions: it reads no images and no recordings"
 
-    def __init__(self, bundle: Bundle, threads: int | None, rows: InsertedRows, part: CaptionPart) -> None:
+    def __init__(self, bundle: Bundle, threads: int | None, rows: EmbeddingSpanCache, part: CaptionPart) -> None:
         super().__init__(bundle, threads, rows)
         file, front = bundle.path / part.unconditional, self._model.front
         if len(front) != 2 or not file.is_file() or not (bundle.path / SOURCE_TOKENIZER).is_file():
@@ -48,7 +48,7 @@ class CaptionReader(SpanReader):
             instead = self._read_caption(other)[0] if other.strip() else instead
         return MultimodalTokens(asked.tokens, [asked, instead], self.rows), instead.tokens
 
-    def _read_caption(self, text: str) -> tuple[Inserted, Inserted]:
+    def _read_caption(self, text: str) -> tuple[EmbeddingSpan, EmbeddingSpan]:
         """Make the rows of a caption, and as many of no caption."""
         most, ids = len(self._nothing), self.codec.encode(text.lower().strip())
         read = np.array(ids if len(ids) <= most else [*ids[: most - 1], ids[-1]], np.int64)
@@ -56,7 +56,7 @@ class CaptionReader(SpanReader):
         asked = self._projected(self._encoder(0).encode(read), digest)
         return asked, self._projected(self._nothing[-len(read) :], hashlib.sha256(digest).digest())
 
-    def _projected(self, rows: Rows, digest: bytes) -> Inserted:
+    def _projected(self, rows: Rows, digest: bytes) -> EmbeddingSpan:
         """Project rows; the text after them continues at the position of the first code."""
         found = self._encoder(1).encode(rows)
-        return Inserted(digest, found, (len(found),), np.full((2, len(found)), len(self._nothing) - 1))
+        return EmbeddingSpan(digest, found, (len(found),), np.full((2, len(found)), len(self._nothing) - 1))

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from edgespec.engine.audio_windows import WindowedTranscription
     from edgespec.engine.outputs import Picture, Speech
     from edgespec.engine.transcript import Transcript
     from edgespec.engine.transcription import Transcription
-    from edgespec.engine.windows import WindowedTranscription
     from edgespec.runtimes.audio.audio import Audio
     from edgespec.runtimes.audio.reading import Sound
     from edgespec.runtimes.files.manifest import Pooling

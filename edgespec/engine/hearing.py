@@ -13,13 +13,13 @@ from edgespec.decoding.loop import Round
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
+from edgespec.engine.audio_windows import Cancelled, WindowedTranscription, how_decoded
 from edgespec.engine.encoding import Source
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Request, check_cancel
 from edgespec.engine.result import Result
 from edgespec.engine.stream import Stream
 from edgespec.engine.transcription import Features, Transcription, TranscriptionSettings, filled
-from edgespec.engine.windows import Cancelled, WindowedTranscription, how_decoded
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.features import HOP, encoder_rows, log_mel
 from edgespec.runtimes.audio.reading import RATE, Samples, Sound, pieces
@@ -27,7 +27,7 @@ from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.speech import SpeechPart
 
 
-def why_deaf(manifest: Manifest) -> str | None:
+def unsupported_audio_reason(manifest: Manifest) -> str | None:
     """Return why a bundle cannot transcribe; None = it can."""
     return None if manifest.hears else "this bundle's model reads text, not sound: expected a speech model"
 
@@ -45,7 +45,7 @@ def transcription(
     check_cancel(cancel)
     if engine.bundle.manifest.target.sound is not None:
         return WindowedTranscription(engine.usable, pieces(sound, rate), asked, settings, on_text, cancel)
-    listener = EngineListener(engine.usable, settings, cancel or threading.Event())
+    listener = EngineTranscriber(engine.usable, settings, cancel or threading.Event())
     features = listener.features(pieces(sound, rate))
     return Transcription(listener, features, len(features), asked, settings.sampling, on_text, listener.how)
 
@@ -60,7 +60,7 @@ def windows(engine: LoadedBundle, sound: Sound) -> list[Features | list[int]]:
     """
     if engine.bundle.manifest.target.sound is not None:
         return list(WindowedTranscription(engine.usable, pieces(sound), TranscriptionSettings(), Settings()).prompts())
-    listener = EngineListener(engine.usable, Settings(), threading.Event())
+    listener = EngineTranscriber(engine.usable, Settings(), threading.Event())
     features, size = listener.features(pieces(sound)), listener.frames
     return [listener.rows(filled(features[at : at + size], size)) for at in range(0, len(features), size)]
 
@@ -81,15 +81,16 @@ class _Row:
         return []
 
 
-class EngineListener:
-    """A ``Listener``, which describes the methods, over a usable engine; raises InvalidRequest for other models."""
+class EngineTranscriber:
+    """A ``SpeechModel``, which describes the methods, over a usable engine; raises InvalidRequest for other models."""
 
     def __init__(self, engine: LoadedBundle, settings: Settings, cancel: threading.Event) -> None:
         manifest = engine.bundle.manifest
         source = manifest.target.source
         if manifest.speech is None or source is None or source.features is None:
             raise InvalidRequest(
-                why_deaf(manifest) or "this bundle's model has no features of sound", "such as openai/whisper-small"
+                unsupported_audio_reason(manifest) or "this bundle's model has no features of sound",
+                "such as openai/whisper-small",
             )
         self.speech: SpeechPart = manifest.speech
         self.frames, self.bins = source.features.frames, source.features.bands

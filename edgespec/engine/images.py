@@ -24,7 +24,7 @@ from edgespec.runtimes.files.prompts import Damaged, PromptFolder, room_for, roo
 from edgespec.runtimes.files.sound import SoundPart
 from edgespec.runtimes.images.prompt import apart, expanded
 from edgespec.runtimes.ort.native_library import native_library
-from edgespec.runtimes.slots.inserted import Inserted, InsertedRows, OwnRows
+from edgespec.runtimes.slots.inserted import DraftEmbeddingSpans, EmbeddingSpan, EmbeddingSpanCache
 from edgespec.version import __version__
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class MediaReader(SpanReader):
         self,
         bundle: Bundle,
         threads: int | None,
-        rows: InsertedRows,
+        rows: EmbeddingSpanCache,
         keep: bool,
         left: Callable[[], int | None],
         name: str = "target",
@@ -139,21 +139,21 @@ class MediaReader(SpanReader):
             raise InvalidRequest(f"the prompt ends with {KINDS[self.kind]}", "add a question after it")
         return MultimodalTokens(found, made, self.rows, 1000 * (time.perf_counter() - start))
 
-    def draft_rows(self, name: str) -> InsertedRows:
+    def draft_rows(self, name: str) -> EmbeddingSpanCache:
         if self._of_draft is None:
-            own = type(self)(self._bundle, self._threads, InsertedRows(), False, self._left, name)
-            own.rows = OwnRows(self.rows, own.made_for)
+            own = type(self)(self._bundle, self._threads, EmbeddingSpanCache(), False, self._left, name)
+            own.rows = DraftEmbeddingSpans(self.rows, own.made_for)
             self._of_draft = own
         return self._of_draft.rows
 
-    def made_for(self, item: Inserted) -> Inserted:
+    def made_for(self, item: EmbeddingSpan) -> EmbeddingSpan:
         """Make this model's embeddings of a span in the target's text."""
         with self._lock:
             return self._made(item.source, item.digest)
 
     # -- from images to rows -------------------------------------------------------------------------------------------
 
-    def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> Inserted:
+    def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> EmbeddingSpan:
         digest = hashlib.sha256(f"{self._facts} {owner}".encode() + image.digest).digest()
         with self._lock:
             known = self.rows.known(digest) or self._read(digest, owner)
@@ -171,7 +171,7 @@ class MediaReader(SpanReader):
             self.rows.let_go([known])
         return known
 
-    def _made(self, image: Any, digest: bytes) -> Inserted:
+    def _made(self, image: Any, digest: bytes) -> EmbeddingSpan:
         """Run towers and projectors over an image or a recording."""
         raise NotImplementedError
 
@@ -190,7 +190,7 @@ class MediaReader(SpanReader):
             self._folders[owner] = None if root is None else PromptFolder(root)
         return self._folders[owner]
 
-    def _read(self, digest: bytes, owner: str | None) -> Inserted | None:
+    def _read(self, digest: bytes, owner: str | None) -> EmbeddingSpan | None:
         """Read the stored rows of an image; None = missing or damaged."""
         folder = self._folder(owner)
         if folder is None:
@@ -203,7 +203,7 @@ class MediaReader(SpanReader):
         touch([path])
         return found
 
-    def _write(self, made: Inserted, owner: str | None) -> None:
+    def _write(self, made: EmbeddingSpan, owner: str | None) -> None:
         folder = self._folder(owner)
         if folder is None:
             return
@@ -235,7 +235,7 @@ class ImageReader(MediaReader):
 
         return Image.of(given)
 
-    def _made(self, image: Image, digest: bytes) -> Inserted:
+    def _made(self, image: Image, digest: bytes) -> EmbeddingSpan:
         from edgespec.runtimes.images.processing import merged_grid, piece_rows, read_places
 
         target, part = self._model, self.part
@@ -257,7 +257,7 @@ class ImageReader(MediaReader):
             height, across = merged_grid(piece.grid, part)
             grids.append(np.stack(np.divmod(np.arange(height * across), across)))
         grid = np.concatenate(grids, axis=1) if part.positions == "grid" else None
-        return Inserted(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
+        return EmbeddingSpan(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
 
 
 class AudioReader(MediaReader):
@@ -271,24 +271,24 @@ class AudioReader(MediaReader):
 
         return Audio.of(given)
 
-    def _made(self, audio: Audio, digest: bytes) -> Inserted:
+    def _made(self, audio: Audio, digest: bytes) -> EmbeddingSpan:
         from edgespec.runtimes.audio.processing import sound_features, sound_rows
 
         rows = sound_rows(sound_features(audio.samples, self.part.front), self.part, self._encode)
-        return Inserted(digest, rows, (len(rows),))
+        return EmbeddingSpan(digest, rows, (len(rows),))
 
 
-def _packed(made: Inserted) -> NDArray[np.uint8]:  # [bytes]
+def _packed(made: EmbeddingSpan) -> NDArray[np.uint8]:  # [bytes]
     """Write rows down: how many, columns, blocks, whether there is a grid; then those, the grid, and the rows."""
     grid = np.zeros((2, 0), np.int64) if made.grid is None else made.grid
     head = np.array([*made.rows.shape, len(made.blocks), made.grid is not None, *made.blocks], np.int64)
     return np.concatenate([part.reshape(-1).view(np.uint8) for part in (head, np.ascontiguousarray(grid), made.rows)])
 
 
-def _unpacked(digest: bytes, data: NDArray[np.uint8]) -> Inserted:  # [bytes]
+def _unpacked(digest: bytes, data: NDArray[np.uint8]) -> EmbeddingSpan:  # [bytes]
     """Read the output of ``_packed``; its seal was compared."""
     count, columns, blocks, gridded = data[:32].view(np.int64).tolist()
     at = 32 + 8 * blocks
     grid = data[at : at + 16 * count].view(np.int64).reshape(2, count).copy() if gridded else None
     rows = data[at + 16 * count * gridded :].view(np.float32).reshape(count, columns)
-    return Inserted(digest, rows, tuple(data[32:at].view(np.int64).tolist()), grid)
+    return EmbeddingSpan(digest, rows, tuple(data[32:at].view(np.int64).tolist()), grid)

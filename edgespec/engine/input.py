@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.text import INSERTED
-from edgespec.runtimes.slots.inserted import Inserted, InsertedRows
+from edgespec.runtimes.slots.inserted import EmbeddingSpan, EmbeddingSpanCache
 
 EMPTY: NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -25,7 +25,7 @@ class Input(list[int]):
         encode_ms: time that the spans took.
     """
 
-    spans: Sequence[Inserted] = ()
+    spans: Sequence[EmbeddingSpan] = ()
     content: NDArray[Any] = EMPTY
     tokens: Sequence[int] = ()
     digest = b""
@@ -65,7 +65,7 @@ class MultimodalTokens(Input):
     """
 
     def __init__(
-        self, tokens: Iterable[int], spans: Sequence[Inserted], rows: InsertedRows, encode_ms: float = 0.0
+        self, tokens: Iterable[int], spans: Sequence[EmbeddingSpan], rows: EmbeddingSpanCache, encode_ms: float = 0.0
     ) -> None:
         super().__init__(tokens)
         self.spans, self.encode_ms, self._rows = tuple(spans), encode_ms, rows

@@ -20,7 +20,7 @@ from edgespec.engine.input import Input
 from edgespec.engine.spans import SpanReader
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.slots.inserted import InsertedRows
+from edgespec.runtimes.slots.inserted import EmbeddingSpanCache
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.chat import Message
@@ -226,7 +226,7 @@ def open_inputs(
     bundle: Bundle,
     codec: TextCodec,
     threads: int | None,
-    rows: InsertedRows | None,
+    rows: EmbeddingSpanCache | None,
     keep: bool,
     left: Callable[[], int | None],
 ) -> Inputs:

@@ -20,9 +20,9 @@ from edgespec.engine.pool import ReservationTable, SessionPool
 from edgespec.engine.prompt_cache import PromptCache
 from edgespec.engine.sessions import Session
 from edgespec.engine.sharing import FairLock, PrefillBudget
-from edgespec.engine.stock_rows import stock_rows_exact
+from edgespec.engine.strict_probe import stock_rows_exact
 from edgespec.errors import InvalidRequest
-from edgespec.planning.allowance import Allowance
+from edgespec.planning.memory_budget import MemoryBudget
 from edgespec.planning.profiles import find_profile
 from edgespec.runtimes.codes import CodeDecoder
 from edgespec.runtimes.devices.model import DeviceModel
@@ -71,8 +71,8 @@ class LoadedBundle:
         self.store = _store(options, self.codec)
         self.eos = frozenset(manifest.tokenizer.eos)
         self.lock = FairLock()  # held while the model is used: buffers are shared by all sessions
-        self.allowance: Allowance = share.allowance if share else Allowance(manifest, run, options.budget)
-        self.allowance.admit_bundle(options.context)
+        self.memory_budget: MemoryBudget = share.memory_budget if share else MemoryBudget(manifest, run, options.budget)
+        self.memory_budget.admit_bundle(options.context)
         model = share_target(share.model, self.strict) if share else self._open_target(graph)
         self._model: Model | None = model  # None: closed
         self._process = os.getpid()
@@ -82,7 +82,7 @@ class LoadedBundle:
         self._guidance: Guidance | None = None  # made for the first grammar
         self.sessions: SessionPool = SessionPool(self.new_session)
         self.guided_sessions: SessionPool | None = None  # see guiding.py
-        self.reservations = ReservationTable(self.sessions, self.allowance, lambda: self.grammar_bytes)
+        self.reservations = ReservationTable(self.sessions, self.memory_budget, lambda: self.grammar_bytes)
         self.device_lost: str | None = None  # why passes no longer run on the device; None = they do
         self._off_device: LoadedBundle | None = None
         self._stock = on_cpu and self.operators.kind == "stock" and target.origin == "edgespec"
@@ -95,7 +95,7 @@ class LoadedBundle:
         self.paces = PrefillBudget(), PrefillBudget()  # how fast the target and a draft read prompts
         # keys and values computed with one source are useless with another
         wanted = options.prompt_cache and on_cpu and not self.inputs.sourced
-        self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.allowance.left)
+        self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.memory_budget.left)
 
     def _open_target(self, graph: str | None) -> Model:
         """Open the target's weights, with one of its graphs; None = the one that can run every method."""
@@ -107,7 +107,7 @@ class LoadedBundle:
     def _open_inputs(self, model: Model) -> Inputs:
         """Make the inputs of requests; images and recordings need native operators."""
         rows = model.inserted if self.operators.kind == "native" and self._on_cpu else None
-        keep, left = self.options.prompt_cache, self.allowance.left
+        keep, left = self.options.prompt_cache, self.memory_budget.left
         return open_inputs(self.bundle, self.codec, self.run.threads, rows, keep, left)
 
     # -- about this bundle ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from edgespec.decoding.target import common_prefix
 from edgespec.drafters.registry import AR
 from edgespec.engine.sessions import Session
 from edgespec.errors import InvalidRequest
-from edgespec.planning.allowance import Allowance
+from edgespec.planning.memory_budget import MemoryBudget
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.native_batch import BatchSlot, shared_bytes
 
@@ -277,21 +277,21 @@ class ReservationTable:
         lock: held while a request is admitted.
     """
 
-    def __init__(self, own: SessionPool, allowance: Allowance, grammar_bytes: Callable[[], int]) -> None:
+    def __init__(self, own: SessionPool, memory_budget: MemoryBudget, grammar_bytes: Callable[[], int]) -> None:
         self.pools = [own]
         self.taken: list[Reserved] = []
         self.lock = threading.Lock()
-        self._allowance, self._grammar_bytes = allowance, grammar_bytes
+        self._memory_budget, self._grammar_bytes = memory_budget, grammar_bytes
 
     def held(self, method: str = AR, own: Reserved | None = None, wait: bool = True) -> tuple[int, int]:
         """Bytes that requests other than ``own`` have or will come to need, and those that may be freed.
 
         ``method``: whose weights are counted elsewhere.  ``wait``: see ``SessionPool.held``.
         """
-        allowance, others = self._allowance, [one for one in self.taken if one is not own]
+        memory_budget, others = self._memory_budget, [one for one in self.taken if one is not own]
         used = [one.using.kv_bytes if one.using else 0 for one in others]
         busy = sum(
-            one.grammar + max(allowance.beside(one.method, one.tokens), kv)
+            one.grammar + max(memory_budget.beside(one.method, one.tokens), kv)
             for one, kv in zip(others, used, strict=True)
         )
         pools = [pool.held(wait) for pool in self.pools]
@@ -299,7 +299,7 @@ class ReservationTable:
         busy += sum(used for used, _ in pools) - sum(one.using.kv_bytes for one in self.taken if one.using)
         busy -= self.shared_bytes()
         loaded = sorted({one.method for one in others} - {method, AR})
-        busy += sum(allowance.extra([name], 1) for name in loaded)
+        busy += sum(memory_budget.extra([name], 1) for name in loaded)
         return busy, self._grammar_bytes() + sum(idle for _, idle in pools)
 
     def kv_bytes(self) -> int:

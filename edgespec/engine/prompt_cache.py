@@ -20,7 +20,7 @@ import numpy as np
 
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.hidden_state import HiddenStateDrafter
-from edgespec.engine.prompt_writer import NO_STATE, PromptWriter, Wanted
+from edgespec.engine.prompt_writer import NO_STATE, PromptWriter, WriteJob
 from edgespec.engine.sharing import FairLock, PrefillBudget
 from edgespec.errors import EdgespecError
 from edgespec.planning.budget import prompt_limit
@@ -298,7 +298,7 @@ class KeptText:
             return
         weights, facts = self._slot.model.folder / self._slot.model.part.weights, {"bundle": self._bundle}
         make = partial(self._folder.make, weights, facts)
-        if self._writer.add(Wanted(self._folder, self._slot, list(text[:length]), state, make)):
+        if self._writer.add(WriteJob(self._folder, self._slot, list(text[:length]), state, make)):
             self._length = length
 
     end = keep  # what the slot holds of a text that has ended
@@ -322,7 +322,7 @@ class KeptRows(KeptText):
 
     def end(self, tokens: Sequence[int]) -> None:
         if self._worth(len(tokens)):
-            self.keep(self._drafter.settle(tokens))
+            self.keep(self._drafter.flush_pending(tokens))
 
 
 def _restore(

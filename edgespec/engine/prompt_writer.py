@@ -26,7 +26,7 @@ _MOST = 256  # texts that may wait
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WriteJob:
     """A pending write."""
 
     folder: PromptFolder  # where
@@ -45,12 +45,12 @@ class PromptWriter:
 
     def __init__(self, lock: FairLock, limit: int, left: Callable[[], int | None]) -> None:
         self._lock, self._limit, self._left = lock, limit, left
-        self._waiting: deque[Wanted] = deque()
+        self._waiting: deque[WriteJob] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         _ALL.add(self)
 
-    def add(self, wanted: Wanted) -> bool:
+    def add(self, wanted: WriteJob) -> bool:
         """Line up a text; False = too much waits already, or its states do not fit the memory."""
         if wanted.state.size and (left := self._left()) is not None and left < 0:  # the states already use memory
             return False
@@ -77,7 +77,7 @@ class PromptWriter:
         finally:
             self._ended()
 
-    def _next(self) -> Wanted | None:
+    def _next(self) -> WriteJob | None:
         """Take the next text; None = the queue is empty, and the thread ends."""
         with self._changed:
             if self._waiting:
@@ -92,7 +92,7 @@ class PromptWriter:
                 self._thread = None
                 self._changed.notify_all()
 
-    def _write(self, wanted: Wanted) -> None:
+    def _write(self, wanted: WriteJob) -> None:
         folder, text = wanted.folder, wanted.text
         chain, whole = folder.chain(text), len(text) // BLOCK
         pieces = [(at * BLOCK, (at + 1) * BLOCK, True) for at in range(whole)]
@@ -114,7 +114,7 @@ class PromptWriter:
             folder.write(names[start, stop, of_block], arrays, NO_STATE if of_block else wanted.state)
         touch(folder.path / name for name in names.values())
 
-    def _copy(self, wanted: Wanted, start: int, stop: int) -> Arrays | None:
+    def _copy(self, wanted: WriteJob, start: int, stop: int) -> Arrays | None:
         """Copy what the slot has of some tokens; None = it has moved on to another text."""
         with self._lock:
             slot = wanted.slot

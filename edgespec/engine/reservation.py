@@ -15,7 +15,7 @@ from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
 from edgespec.engine.pool import Reserved, SessionPool
 from edgespec.engine.sessions import Session
-from edgespec.planning.allowance import Admission
+from edgespec.planning.memory_budget import AdmissionDecision
 
 BLOCK = 64  # tokens: the unit of counted memory
 
@@ -32,11 +32,11 @@ class Reservation(Reserved):
     def __init__(self, engine: LoadedBundle, choice: MethodChoice, settings: Settings, prompt: int) -> None:
         tokens = min(engine.context, prompt + (settings.max_new_tokens or MAX_NEW_TOKENS))
         if choice.candidates:
-            fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
+            fitting = engine.memory_budget.together([one.name for one in choice.candidates], tokens)
             choice = choice.among(fitting, "no room in memory")
         grammar = engine.guidance.nbytes(settings.grammar) if settings.grammar else 0
         super().__init__(heaviest(choice), tokens, grammar)
-        self.choice, self.admission = choice, Admission(self.method, 0, 0)
+        self.choice, self.admission = choice, AdmissionDecision(self.method, 0, 0)
         self.most = engine.most_new(settings)
         self._engine, self._table, self._settings = engine, engine.reservations, settings
         self._grows = engine.ends_by_itself(settings)
@@ -63,8 +63,10 @@ class Reservation(Reserved):
         """Reserve memory for more tokens of prompt and answer; False = none is left."""
         with self._engine.reservations.lock:
             busy, idle = self._engine.reservations.held(self.method, self)
-            allowance = self._engine.allowance
-            found = allowance.extended(self.admission, tokens, busy=busy + self._own(tokens), idle=idle, **self._how())
+            memory_budget = self._engine.memory_budget
+            found = memory_budget.extended(
+                self.admission, tokens, busy=busy + self._own(tokens), idle=idle, **self._how()
+            )
             if found is None:
                 return False
             self.admission, self.tokens = found, tokens
@@ -73,15 +75,15 @@ class Reservation(Reserved):
 
     def admit(self, sessions: SessionPool | None, prompt: Sequence[int], owner: str | None) -> None:
         """Reserve the memory, and take a session for the prompt; see ``reserve``."""
-        allowance, manifest = self._engine.allowance, self._engine.bundle.manifest
+        memory_budget, manifest = self._engine.memory_budget, self._engine.bundle.manifest
         with self._table.lock:
             busy, idle = self._table.held(self.method)
             match = sessions.match(prompt, owner) if sessions else None
             # the session that it takes exists already; beyond what the request itself needs it counts as idle ones do
-            needed = allowance.beside(self.method, self.tokens)
+            needed = memory_budget.beside(self.method, self.tokens)
             idle -= min(match.kv_bytes, needed) if match else 0
             busy, methods = busy + self._own(self.tokens), list(manifest.methods)
-            found = allowance.admit(self.method, self.tokens, methods=methods, busy=busy, idle=idle, **self._how())
+            found = memory_budget.admit(self.method, self.tokens, methods=methods, busy=busy, idle=idle, **self._how())
             if sessions and match:
                 most = None if found.spare is None else found.spare + needed
                 self.using = sessions.claim(match, not found.crowded, most)
@@ -111,7 +113,7 @@ class Reservation(Reserved):
         """Bytes of its grammar, and of the other methods of a choice of several, which stay loaded while it runs."""
         members = self.choice.proposers or self.choice.candidates
         several = [one.name for one in members if one.name != self.method]
-        return self.grammar + (self._engine.allowance.extra(several, tokens) if several else 0)
+        return self.grammar + (self._engine.memory_budget.extra(several, tokens) if several else 0)
 
     @property
     def _gamma(self) -> int:

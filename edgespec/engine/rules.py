@@ -9,7 +9,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.runtimes.audio.spoken import FrameRule
-from edgespec.runtimes.images.drawn import OnlyCodes
+from edgespec.runtimes.images.drawn import CodeTokenConstraint
 from edgespec.runtimes.text.rules import RuledText
 
 
@@ -40,7 +40,7 @@ def ruled(engine: LoadedBundle, sampling: SamplingParams, settings: Settings, be
     if (codes := manifest.codes) and codes.sound and list(begin[-len(codes.sound.end) :]) == codes.sound.end:
         return replace(sampling, constraint=FrameRule(codes, manifest.target.facts.vocab, ends, len(begin)))
     if codes and codes.image:
-        return replace(sampling, constraint=OnlyCodes(codes, manifest.target.facts.vocab))
+        return replace(sampling, constraint=CodeTokenConstraint(codes, manifest.target.facts.vocab))
     rules = manifest.text.rules if manifest.text is not None else manifest.rules
     if rules is None or not RuledText.needed(rules):
         return sampling

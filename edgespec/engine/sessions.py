@@ -250,11 +250,11 @@ class Session:
         """
         part = choice.part
         cost = self._verify_costs(*((0.0, None) if inner.cheap else (part.draft_cost, part.first_cost)))
-        if inner.dry_step():
-            (ms,) = self._measured(choice.name, lambda _: inner.dry_step(), (1,)).values()
+        if inner.benchmark_step():
+            (ms,) = self._measured(choice.name, lambda _: inner.benchmark_step(), (1,)).values()
             first = ms
-            if inner.dry_step(first=True):
-                (first,) = self._measured(f"{choice.name}, first", lambda _: inner.dry_step(True), (1,)).values()
+            if inner.benchmark_step(first=True):
+                (first,) = self._measured(f"{choice.name}, first", lambda _: inner.benchmark_step(True), (1,)).values()
                 cost.observe_draft(2, first + ms, ENOUGH)
             cost.observe_draft(1, first, ENOUGH)
         return cost

@@ -15,7 +15,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.slots.encoder import Encoder, encoder_attention
-from edgespec.runtimes.slots.inserted import MOST_ROWS, Inserted, InsertedRows
+from edgespec.runtimes.slots.inserted import MOST_ROWS, EmbeddingSpan, EmbeddingSpanCache
 from edgespec.runtimes.slots.shared import Model
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SpanReader:
     kind: ClassVar[str] = ""  # of the parts of messages that it reads
     refusal: ClassVar[str] = "this model reads text alone"
 
-    def __init__(self, bundle: Bundle, threads: int | None, rows: InsertedRows, name: str = "target") -> None:
+    def __init__(self, bundle: Bundle, threads: int | None, rows: EmbeddingSpanCache, name: str = "target") -> None:
         self._bundle, self._threads, self.rows = bundle, threads, rows
         self._model = bundle.part(name)
         self._encoders: dict[int, Encoder] = {}  # 0 = the tower, then projectors
@@ -81,7 +81,7 @@ class SpanReader:
         """Return the content of a part of a message."""
         raise InvalidRequest(self.refusal)
 
-    def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> Inserted:
+    def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> EmbeddingSpan:
         """Make the rows of an image or a recording, unless memory or the disk has them."""
         raise InvalidRequest(self.refusal)
 
@@ -91,7 +91,7 @@ class SpanReader:
         spans = [self.rows.find(number * MOST_ROWS)[0] for number in first]
         return MultimodalTokens(tokens, spans, self.rows) if spans else Input(tokens)
 
-    def draft_rows(self, name: str) -> InsertedRows:
+    def draft_rows(self, name: str) -> EmbeddingSpanCache:
         """Return the storage of a draft's own rows for the spans of the target's texts."""
         raise InvalidRequest(self.refusal)
 

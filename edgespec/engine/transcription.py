@@ -36,7 +36,7 @@ RANGE = np.float32(8 / 4)  # how far features reach below the loudest one of a r
 Features = NDArray[np.float32]
 
 
-class Listener(Protocol):
+class SpeechModel(Protocol):
     """A speech model and its text."""
 
     speech: SpeechPart  # its entry in the manifest
@@ -161,7 +161,7 @@ class Transcription:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: SpeechModel,
         features: Features,
         frames: int,
         settings: TranscriptionSettings,

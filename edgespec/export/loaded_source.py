@@ -22,8 +22,8 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.calibration_text import CalibrationText
 from edgespec.runtimes.files.formats import FILE, Attention
 from edgespec.runtimes.files.manifest import Pooling, SamplingPart, TextForm, TokenizerFacts
+from edgespec.runtimes.files.seq2seq_format import WritingRules
 from edgespec.runtimes.files.speech import SpeechPart
-from edgespec.runtimes.files.text_form import WritingRules
 from edgespec.runtimes.text.codec import TextCodec
 
 if TYPE_CHECKING:

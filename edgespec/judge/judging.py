@@ -262,7 +262,9 @@ def _notes(found: Judgement) -> list[str]:
     for one in found.sampled:
         if one.tests and (one.excess is None or one.excess > WEAK):
             told = "no excess" if one.excess is None else f"an excess of {one.excess:.0%} at least"
-            notes.append(f"temperature {one.temperature:g}: {one.draws} draws find {told}; a longer --duration gives more")
+            notes.append(
+                f"temperature {one.temperature:g}: {one.draws} draws find {told}; a longer --duration gives more"
+            )
     if any(one.cut for one in found.sampled):
         notes.append("unlikely tokens are never sampled: the distribution is compared without them")
     return notes + list(dict.fromkeys(note for one in found.sampled for note in one.notes))

@@ -21,8 +21,8 @@ from edgespec.engine.sessions import Session
 from edgespec.errors import first_line
 from edgespec.formulas.cost import Clock, K, medians, spread, time_turns
 from edgespec.planning import profiles
-from edgespec.planning.allowance import OFF
 from edgespec.planning.budget import available_memory
+from edgespec.planning.memory_budget import OFF
 from edgespec.planning.profiles import Profile, Trial, manifest_hash, prompts_digest, this_machine
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.reports.measuring import pass_over, turned
@@ -278,9 +278,11 @@ class Calibrator:
         try:
             session.attend(Input())
             drafters = [drafter for name in self.methods if (drafter := self._drafter(session, name))]
-            steps = {(one.name, False): one.dry_step for one in drafters}
+            steps = {(one.name, False): one.benchmark_step for one in drafters}
             steps |= {
-                (one.name, True): partial(one.dry_step, first=True) for one in drafters if one.dry_step(first=True)
+                (one.name, True): partial(one.benchmark_step, first=True)
+                for one in drafters
+                if one.benchmark_step(first=True)
             }
             slots = [slot for one in drafters if isinstance(slot := getattr(one, "model", None), Slot)]
             for depth, seconds in self._each("drafts", wanted, len(wanted)):
@@ -297,7 +299,7 @@ class Calibrator:
         """Build a method's drafter without control; None = it has no draft step here."""
         try:
             drafter = session.drafter(self.engine.choose(method), DraftOptions())
-            return drafter if drafter.dry_step() else None
+            return drafter if drafter.benchmark_step() else None
         except Exception as error:  # as in a request: it costs the method, not the rest
             self.notes.append(f"{method} was not measured: {first_line(error)}")
             return None

@@ -264,7 +264,7 @@ def write_page(
         "curve": lines(curve, f"Verify curve, depth {min(by_depth)}", "rows of a pass", "times a pass of one row"),
         "depth": lines({"one row": by_depth}, "Time by depth", "tokens before", "ms", log=True),
         "acceptance": _acceptance(figures, names),
-        "memory": stacks({name: engine.allowance.memory(name) for name in methods}, "Memory by part, predicted"),
+        "memory": stacks({name: engine.memory_budget.memory(name) for name in methods}, "Memory by part, predicted"),
         "text": coloured_text(engine, prompt, settings.changed(method=best["method"] if best else AR)),
         "text_method": best["method"] if best else AR,
         "settings": settings,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from edgespec.runtimes.devices.driver_check import open_on_device
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.devices.slot import DeviceSlot
-from edgespec.runtimes.devices.trust import open_on_device
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.kv import KvFormat

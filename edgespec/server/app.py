@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from edgespec.engine.hearing import why_deaf
+from edgespec.engine.hearing import unsupported_audio_reason
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.apis import APIS, COUNT, Kind
 from edgespec.server.audio import PATHS, TASKS, AudioRequest
@@ -155,7 +155,7 @@ class _Routes:
 
     def _jobs(self, request: Request, model: str) -> AbstractAsyncContextManager[Jobs]:
         request.scope[MODEL] = model
-        return self.served.lent(model)
+        return self.served.acquire(model)
 
     async def _answer(self, kind: Kind, request: Request) -> Response:
         async with self._counting(request) as client:
@@ -198,7 +198,7 @@ class _Routes:
             asked, sound = AudioRequest(**found["audio"]), found["blobs"]["sound"]
             if asked.model not in self.served.all:
                 raise no_model(asked.model, self.served.all)
-            if why := why_deaf(self.served.all[asked.model].manifest):
+            if why := unsupported_audio_reason(self.served.all[asked.model].manifest):
                 raise InvalidRequest(why)
             async with self._jobs(request, asked.model) as jobs:
                 return await jobs.transcribe(client, sound, asked, TASKS[kind], request)

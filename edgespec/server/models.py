@@ -19,9 +19,9 @@ from edgespec.engine.embedding import why_no_embeddings
 from edgespec.engine.loading import load
 from edgespec.engine.methods import own_sampling
 from edgespec.errors import InvalidRequest
-from edgespec.planning.allowance import OFF, Allowance, MemoryBusyError
 from edgespec.planning.budget import parse_bytes
 from edgespec.planning.footprint import LOADING, PROCESS, RUNNING, SERVER
+from edgespec.planning.memory_budget import OFF, MemoryBudget, MemoryBusyError
 from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.options import LoadOptions
 from edgespec.server.errors import Busy, Stopped
@@ -208,7 +208,7 @@ class Models:
         return sum(jobs.scheduler.waiting for jobs in self._jobs())
 
     @asynccontextmanager
-    async def lent(self, name: str) -> AsyncIterator[Jobs]:
+    async def acquire(self, name: str) -> AsyncIterator[Jobs]:
         """Load a model, and keep it loaded until the request is queued.
 
         Raises:
@@ -231,15 +231,15 @@ class Models:
                 model.used = time.monotonic()
 
     def open(self, name: str) -> None:
-        """Load a model; raises the errors of ``lent``."""
+        """Load a model; raises the errors of ``acquire``."""
         model = self.all[name]
         loaded = _Loaded(0)
         others = partial(self._beside, loaded)
-        allowance = Allowance(model.manifest, model.run, self.options.budget)
-        allowance.reserve(SERVER)
-        allowance.others = others
+        memory_budget = MemoryBudget(model.manifest, model.run, self.options.budget)
+        memory_budget.reserve(SERVER)
+        memory_budget.others = others
         deadline = time.monotonic() + self.limits.seconds
-        while not self._admitted(allowance, loaded):
+        while not self._admitted(memory_budget, loaded):
             self.make_room(model)
             if self._stopping:
                 raise Stopped("the server is stopping", "ask again in a moment")
@@ -250,8 +250,8 @@ class Models:
         except BaseException:
             self._loaded.remove(loaded)
             raise
-        engine.allowance.reserve(SERVER)
-        engine.allowance.others, engine.reservations.lock = others, self._memory
+        engine.memory_budget.reserve(SERVER)
+        engine.memory_budget.others, engine.reservations.lock = others, self._memory
         jobs = Jobs(engine, name, self.limits, self.stored, self.metrics, partial(self.make_room, model), self.shared)
         with self._lock:
             loaded.jobs = model.jobs = jobs
@@ -319,14 +319,14 @@ class Models:
                 model.users += 1
             return model.jobs
 
-    def _admitted(self, allowance: Allowance, loaded: _Loaded) -> bool:
+    def _admitted(self, memory_budget: MemoryBudget, loaded: _Loaded) -> bool:
         """Reserve the memory for a bundle, if it is free -> whether it was."""
         with self._memory:
             try:
-                allowance.admit_bundle(self.options.context)
+                memory_budget.admit_bundle(self.options.context)
             except MemoryBusyError:
                 return False
-            loaded.size = allowance.loaded_bytes()
+            loaded.size = memory_budget.loaded_bytes()
             self._loaded.append(loaded)
             return True
 

@@ -27,13 +27,13 @@ from edgespec.decoding.settings import Grammar, Settings
 from edgespec.errors import EdgespecError, InvalidRequest, install_hint
 from edgespec.runtimes.files.codes import CodesPart
 from edgespec.runtimes.files.images import ImagePart
+from edgespec.runtimes.files.seq2seq_format import TextForm
 from edgespec.runtimes.files.sound import SoundPart
-from edgespec.runtimes.files.text_form import TextForm
 from edgespec.runtimes.process import trim_memory
-from edgespec.runtimes.text.apart import limit_request
 from edgespec.runtimes.text.call_formats import AnswerShape
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
+from edgespec.runtimes.text.sandbox_process import limit_request
 from edgespec.runtimes.text.schemas import parameters
 from edgespec.runtimes.text.sources import SourceTexts
 from edgespec.server.apis import APIS, Kind, fields_of

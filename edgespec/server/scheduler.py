@@ -13,7 +13,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.request import Request
 from edgespec.engine.result import Chunk, Result
 from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
-from edgespec.planning.allowance import MemoryBusyError
+from edgespec.planning.memory_budget import MemoryBusyError
 from edgespec.server.errors import Busy, ClientDisconnected, Stopped
 from edgespec.server.queues import FairQueue
 

@@ -188,7 +188,7 @@ class Connection(HttpToolsProtocol):
         self._behind = 0
         if not self._whole and not self.pipeline:
             self.server_state.total_requests += 1
-            self._linger()
+            self._drain()
             return
         super().on_response_complete()
 
@@ -245,9 +245,9 @@ class Connection(HttpToolsProtocol):
             head += "retry-after: 1\r\n" if status == 429 else ""
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
-        self._linger()
+        self._drain()
 
-    def _linger(self) -> None:
+    def _drain(self) -> None:
         """Close, but not before the client could read the answer: it may still be sending."""
         self.cut, self._behind = True, 0
         self.pipeline.clear()

@@ -14,8 +14,8 @@ import pytest
 from edgespec import Audio, Image
 from edgespec.cli.chat import Chat
 from edgespec.decoding.text import INSERTED
+from edgespec.engine import audio_windows
 from edgespec.engine import images as module
-from edgespec.engine import windows
 from edgespec.engine.hearing import windows as prompts_of
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
@@ -102,10 +102,10 @@ def test_a_draft_with_towers_of_its_own_hears_what_a_draft_of_text_does_not(tmp_
 
 
 def test_a_transcript_is_a_window_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "MOST", 9)
+    monkeypatch.setattr(audio_windows, "MOST", 9)
     folder, whole = export(tmp_path, "qwen3_asr", "int8"), np.concatenate([*hearing.recordings()] * 4)
     first, *_ = hearing.recordings()
-    parts = list(windows.cut(pieces(whole)))
+    parts = list(audio_windows.cut(pieces(whole)))
     assert np.array_equal(np.concatenate(parts), whole)
     assert [25 < len(part) / RATE <= 30 for part in parts] == [True, False]
     with load(folder, threads=1) as engine:
@@ -144,8 +144,8 @@ def test_a_transcript_is_a_window_after_the_other(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_a_language_that_was_heard_is_named(text: str, wanted: tuple[str | None, str]) -> None:
-    assert windows.parted(qwen3_asr.ASK, text) == wanted
-    assert windows.parted(voxtral.ASK, text) == (None, text.strip())
+    assert audio_windows.parted(qwen3_asr.ASK, text) == wanted
+    assert audio_windows.parted(voxtral.ASK, text) == (None, text.strip())
 
 
 def test_what_is_heard_once_costs_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
-from edgespec.engine.hearing import EngineListener
+from edgespec.engine.hearing import EngineTranscriber
 from edgespec.engine.transcription import Transcription
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.audio.features import log_mel
@@ -97,7 +97,7 @@ def test_without_times_a_segment_is_a_window(engine: Engine, short: Any) -> None
      ({"volume": 1}, "volume")],
 )  # fmt: skip
 def test_what_cannot_be_asked_for(engine: Engine, features: Any, changes: dict[str, Any], message: str) -> None:
-    listener = EngineListener(engine.usable, Settings(), threading.Event())
+    listener = EngineTranscriber(engine.usable, Settings(), threading.Event())
     with pytest.raises(InvalidRequest, match=message):
         Transcription(listener, features, 700, GREEDY.changed(**changes))
     listener.speech = SPEECH.model_copy(update={"languages": {}, "tasks": {}, "previous": None})

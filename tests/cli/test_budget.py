@@ -13,8 +13,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.sharing import PrefillBudget
 from edgespec.errors import BudgetError
-from edgespec.planning.allowance import CHUNKS
 from edgespec.planning.footprint import Memory, memory_of
+from edgespec.planning.memory_budget import CHUNKS
 from edgespec.planning.recipes import recipes
 from edgespec.runtimes.files.manifest import Operators, read_manifest
 from edgespec.runtimes.options import RunOptions

@@ -12,7 +12,7 @@ import pytest
 from edgespec.decoding.beams import BeamOptions, BeamSearch
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.runtimes.files.text_form import WritingRules
+from edgespec.runtimes.files.seq2seq_format import WritingRules
 from edgespec.runtimes.text.rules import RuledText
 
 PAD, END, VOCAB = 39, 0, 40

@@ -119,13 +119,13 @@ def test_the_step_that_is_timed_is_that_of_rounds(
     of_rounds, rows = {each[1:] for each in seen}, len(target.tokens)
     assert {rows for rows, *_ in seen} <= set(range(8, len(text) - 1))
     seen.clear()
-    assert recorder.dry_step()
-    assert not recorder.dry_step(first=True)  # it reads as much as any other
+    assert recorder.benchmark_step()
+    assert not recorder.benchmark_step(first=True)  # it reads as much as any other
     assert [each[0] for each in seen] == [rows]
     assert {each[1:] for each in seen} <= of_rounds
     assert seen[0][2:] == (True, True)
     target.follow([])
-    assert recorder.dry_step()
+    assert recorder.benchmark_step()
     assert seen[-1][0] == 1  # of nothing, before the first request
 
 

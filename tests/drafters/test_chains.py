@@ -12,8 +12,8 @@ from edgespec.decoding.proposal import EMPTY, Verdict
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Output, SkipSet
-from edgespec.drafters.draw import Draw, draw_chain
 from edgespec.drafters.plain import Plain
+from edgespec.drafters.sampling_drafts import Draw, draw_chain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
 from edgespec.errors import EdgespecError

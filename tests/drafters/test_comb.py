@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, distribution
-from edgespec.drafters.draw import MOST_SIBLING_NODES, Draw, SiblingPolicy, draw_siblings, paper_width
+from edgespec.drafters.sampling_drafts import MOST_SIBLING_NODES, Draw, SiblingPolicy, draw_siblings, paper_width
 from edgespec.errors import EdgespecError
 
 VOCAB, BUCKET = 12, 3

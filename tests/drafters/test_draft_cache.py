@@ -170,8 +170,8 @@ def test_steps_that_are_timed_are_those_of_rounds() -> None:
     rounds(target, drafter, PROMPT, 60)
     seen, held = set(slot.passes), len(slot.tokens)
     slot.passes.clear()
-    assert drafter.dry_step()
-    assert drafter.dry_step(first=True)
+    assert drafter.benchmark_step()
+    assert drafter.benchmark_step(first=True)
     assert slot.passes == [("given", 1, True, True), ("given", FIRST_ROWS, False, True)]
     assert set(slot.passes) <= seen
     assert len(slot.tokens) == held
@@ -298,9 +298,9 @@ def test_steps_that_are_timed_are_those_of_rounds_of_blocks() -> None:
     held = len(slot.tokens)
     slot.passes.clear()
     whole = "block", BLOCK, True, True
-    assert drafter.dry_step()
+    assert drafter.benchmark_step()
     assert slot.passes == [whole]
-    assert drafter.dry_step(first=True)
+    assert drafter.benchmark_step(first=True)
     assert slot.passes == [whole, ("absorb", FIRST_ROWS, False, False), whole]
     assert len(slot.tokens) == held
     assert drafter.steps_at_once

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.draft_cache import BlockCache, CorrectedBlockCache, draft_cache_of
-from edgespec.drafters.draw import Draw
+from edgespec.drafters.sampling_drafts import Draw
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model

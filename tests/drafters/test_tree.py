@@ -15,7 +15,7 @@ from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import MOST_NODES, DraftOptions, Settings
 from edgespec.decoding.stats import RoundTime, Stats
-from edgespec.drafters.draw import rows_of, widths_of
+from edgespec.drafters.sampling_drafts import rows_of, widths_of
 from edgespec.drafters.speculative import Speculative
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.formulas.cost import CostModel

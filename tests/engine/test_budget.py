@@ -173,7 +173,7 @@ def test_compiled_grammars_are_bounded_and_make_room(bundle: Path, within: Calla
     assert 0 < most <= 32 << 20
     kept = guidance.nbytes(Grammar.json_schema(shape))
     assert most < 12 * kept
-    tokens = max(tokens for tokens in range(100, 4000, 100) if peak(bundle, tokens, 1) < engine.allowance.limit)  # type: ignore[operator]
+    tokens = max(tokens for tokens in range(100, 4000, 100) if peak(bundle, tokens, 1) < engine.memory_budget.limit)  # type: ignore[operator]
     engine.generate([5] * (tokens - NEW - 64), method="ar", max_new_tokens=NEW, ignore_eos=True)
     assert engine.grammar_bytes == 0
     engine.close()

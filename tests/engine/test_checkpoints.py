@@ -121,12 +121,12 @@ def test_where_two_texts_part_a_third_goes_on(fresh: Callable[..., Engine]) -> N
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_without_memory_for_them_the_prompt_is_read_again(fresh: Callable[..., Engine]) -> None:
     engine = fresh(budget="off")
-    most = engine.allowance.admit("ar", 512, gamma=4, greedy=True, methods=["ar"]).checkpoints
+    most = engine.memory_budget.admit("ar", 512, gamma=4, greedy=True, methods=["ar"]).checkpoints
     assert most == 4
-    takes = engine.allowance.memory("ar")
+    takes = engine.memory_budget.memory("ar")
     kept = takes.part("checkpoints").private
     assert kept > 0
-    with_all = fresh(budget=takes.peak + (64 << 20)).allowance
+    with_all = fresh(budget=takes.peak + (64 << 20)).memory_budget
     found = with_all.admit("ar", 512, gamma=4, greedy=True, methods=["ar"])
     assert found.checkpoints == 4
     assert with_all.limit is not None

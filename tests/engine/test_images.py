@@ -35,7 +35,7 @@ from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.images.image import Image, proof_picture
 from edgespec.runtimes.options import LoadOptions, RunOptions
-from edgespec.runtimes.slots.inserted import Inserted
+from edgespec.runtimes.slots.inserted import EmbeddingSpan
 from tests.support import sight
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -58,13 +58,13 @@ class Words(ImageReader):
     made = 0
     engine: Engine
 
-    def _made(self, image: Image, digest: bytes) -> Inserted:
+    def _made(self, image: Image, digest: bytes) -> EmbeddingSpan:
         Words.made += 1
         pixels = image.pixels.astype(np.int64).reshape(-1, 3)
         slot = self.engine.open_slot()
         rows = slot.embed(pixels[:, 0] + 256 * pixels[:, 1])
         slot.close()
-        return Inserted(digest, rows, (len(rows),))
+        return EmbeddingSpan(digest, rows, (len(rows),))
 
 
 def image(engine: Engine, text: str, more: int = 0) -> Image:

@@ -115,12 +115,12 @@ def test_states_that_wait_stay_within_a_budget(
     native: None, chatty: Callable[[str], Path], folder: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     with load(chatty("lfm2_conv"), threads=1, budget="16GiB") as engine:
-        assert 0 < (engine.allowance.left() or 0) < 16 << 30
+        assert 0 < (engine.memory_budget.left() or 0) < 16 << 30
         monkeypatch.setattr(engine.prompts._writer, "_left", lambda: left)
         engine.generate("The harbour lights came on. " * 40, max_new_tokens=4)
     assert bool(files(folder)) == (left == 0)
     with load(chatty("lfm2_conv"), threads=1) as engine:
-        assert engine.allowance.left() is None
+        assert engine.memory_budget.left() is None
 
 
 @pytest.mark.parametrize("attention", ["f32", "int8", "int4"])

@@ -90,7 +90,7 @@ def test_a_budget_ends_a_text_that_would_pass_it(chatty: Path, operators: Operat
         assert whole.finish == "context"
         assert half < whole.predicted_bytes
     with opened(chatty, operators, "2GiB") as engine:
-        engine.allowance.limit = half
+        engine.memory_budget.limit = half
         cut = engine.chat(ASKED, method=method)
         assert cut.finish == "length"
         assert cut.predicted_bytes <= half
@@ -108,6 +108,6 @@ def test_conversations_that_are_idle_make_room(chatty: Path, operators: Operator
             next(one)
             for _ in engine.stream("user: And then?\n", max_new_tokens=200):
                 pass
-        engine.allowance.limit = whole.predicted_bytes
+        engine.memory_budget.limit = whole.predicted_bytes
         assert engine.chat(ASKED).finish == "context"
         assert len(engine.sessions._idle) == 1

@@ -71,7 +71,7 @@ def test_one_of_today_is_exact_and_is_tried_once(
         tried.append(1)
         return try_rows(model)
 
-    monkeypatch.setattr("edgespec.engine.stock_rows.try_rows", counted)
+    monkeypatch.setattr("edgespec.engine.strict_probe.try_rows", counted)
     (own_cache / "rows.json").unlink(missing_ok=True)
     for _ in range(2):
         with opened(folder) as engine:
@@ -84,7 +84,7 @@ def test_one_of_today_is_exact_and_is_tried_once(
         assert engine.exact_rows
     assert len(tried) == 2
     other = this_machine().model_copy(update={"onnxruntime": "another version"})
-    monkeypatch.setattr("edgespec.engine.stock_rows.this_machine", lambda: other)
+    monkeypatch.setattr("edgespec.engine.strict_probe.this_machine", lambda: other)
     opened(folder).close()
     assert len(tried) == 3
 

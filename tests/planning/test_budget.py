@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import BudgetError, InvalidRequest
-from edgespec.planning import allowance as module
-from edgespec.planning.allowance import CHUNKS, Allowance
+from edgespec.planning import memory_budget as module
 from edgespec.planning.budget import UNITS, Available, available_memory, check_budget, parse_bytes, show_bytes
 from edgespec.planning.footprint import Memory, MemoryPart
+from edgespec.planning.memory_budget import CHUNKS, MemoryBudget
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 from tests.support.planning import manifest
@@ -206,11 +206,11 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "resident_now", lambda: (0, 0))
 
 
-def allow(budget: str | int | None) -> Allowance:
-    return Allowance(manifest("int4", METHODS), RunOptions(context=8192), budget)
+def allow(budget: str | int | None) -> MemoryBudget:
+    return MemoryBudget(manifest("int4", METHODS), RunOptions(context=8192), budget)
 
 
-def admit(found: Allowance, method: str = "speculative", tokens: int = 640, **more: int) -> module.Admission:
+def admit(found: MemoryBudget, method: str = "speculative", tokens: int = 640, **more: int) -> module.AdmissionDecision:
     return found.admit(method, tokens, gamma=4, greedy=True, methods=METHODS, **more)
 
 

@@ -34,7 +34,7 @@ def searched(seed: int, losses: Callable[[SkipSet], float], windows: int, layers
             break
         skip = search.ask()
         assert all(0 < layer < layers - 1 for layer in (*skip.attention, *skip.mlp))
-        search.tell(skip, int(draw.binomial(16, np.exp(-losses(skip)))), 16)
+        search.record_result(skip, int(draw.binomial(16, np.exp(-losses(skip)))), 16)
     return search
 
 
@@ -75,7 +75,7 @@ def test_three_choices_where_weights_have_two_planes() -> None:
             assert not set(skip.mlp) & set(skip.high_mlp)
             assert {0, layers - 1} <= {*skip.high_attention} & {*skip.high_mlp}  # ends stay as they began
             assert skip.high_head
-            search.tell(skip, int(draw.binomial(16, np.exp(-losses(skip)))), 16)
+            search.record_result(skip, int(draw.binomial(16, np.exp(-losses(skip)))), 16)
         true = [search.speed(skip, float(np.exp(-losses(skip)))) for skip in (search.best, search.initial)]
         assert true[0] > 1.1 * true[1]
         assert {7, 8} & {*search.best.attention, *search.best.mlp}
@@ -88,7 +88,7 @@ def test_records_name_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     first, other = (OnlineSearch(6, SkipSet.all_high(6), StepCost(0.05, 0.05), FLAT.v) for _ in range(2))
     found = SkipSet((2,), (), (0, 1, 3, 4, 5), (0, 1, 2, 3, 4, 5), True)
     for skip in (first.initial, found):
-        first.tell(skip, 15, 16)
+        first.record_result(skip, 15, 16)
     SkipStore(manifest, "native", "text").save(first)  # type: ignore[arg-type]
     assert SkipStore(manifest, "native", "text").load(other)  # type: ignore[arg-type]
     assert other.records == first.records
@@ -97,31 +97,31 @@ def test_records_name_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_initial_set_is_scored_first_and_leads_until_another_is_confirmed() -> None:
     search = OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
     assert search.ask() == START
-    assert not search.tell(START, 12, 16)
+    assert not search.record_result(START, 12, 16)
     assert search.candidates == 0
     other = search.ask()
     assert other != START
     assert search.candidates == 1
-    assert not search.tell(other, 16, 16)  # better, but seen once
+    assert not search.record_result(other, 16, 16)  # better, but seen once
     assert search.speed(other) > search.speed(START)
     assert search.best == START
     assert search.ask() == other
-    assert search.tell(other, 16, 16)
+    assert search.record_result(other, 16, 16)
     assert search.best == other
     third = search.ask()
-    assert not search.tell(third, 0, 16)
+    assert not search.record_result(third, 0, 16)
     assert search.best == other
 
 
 def test_what_led_is_scored_again_and_may_lose_its_lead() -> None:
     search = OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
-    search.tell(search.ask(), 16, 16)
-    search.tell(START, 16, 16)
+    search.record_result(search.ask(), 16, 16)
+    search.record_result(START, 16, 16)
     search.records[GOOD] = Record(30, 32, 2)
     asked = []
     for _ in range(40):
         asked.append(skip := search.ask())
-        search.tell(skip, 4, 16)  # the text has changed: nothing that was good is
+        search.record_result(skip, 4, 16)  # the text has changed: nothing that was good is
         if search.best == GOOD:
             break
     assert START in asked
@@ -175,7 +175,7 @@ def test_what_a_sub_layer_costs_is_a_weighted_least_squares_fit() -> None:
     shown = {START: (12, 16), SkipSet((1, 2)): (15, 16), SkipSet((2,), (6,)): (4, 9), SkipSet((6,), (1, 2)): (16, 16)}
     rows, wanted = [np.eye(2 * INNER) / 0.06], [prior / 0.06]
     for skip, (matched, seen) in shown.items():
-        search.tell(skip, matched, seen)
+        search.record_result(skip, matched, seen)
         left_out = [layer in skip.attention for layer in range(1, LAYERS - 1)]
         left_out += [layer in skip.mlp for layer in range(1, LAYERS - 1)]
         share = (matched + 0.5) / (seen + 0.5)
@@ -224,14 +224,14 @@ class Watched(OnlineSearch):
 
 def test_where_candidates_come_from_and_when_the_best_is_scored_again() -> None:
     search = Watched()
-    search.tell(search.ask(), 15, 16)
+    search.record_result(search.ask(), 15, 16)
     between, last = list[int](), 0
     for _ in range(270):
         skip = search.ask()
         if skip == search.initial:
             between.append(search.candidates - last)
             last = search.candidates
-        search.tell(skip, 15 if skip == search.initial else 1, 16)
+        search.record_result(skip, 15 if skip == search.initial else 1, 16)
     assert set(between) == {8}
     sources = [search.sources[number] for number in range(1, search.candidates + 1)]
     assert [source == "model" for source in sources] == [number % 3 == 0 for number in range(1, len(sources) + 1)]
@@ -249,10 +249,10 @@ def test_sizes_of_candidates() -> None:
 def test_a_search_with_nothing_in_sight_ends_early_only_where_nearly_all_guesses_stand(share: float, last: int) -> None:
     search = OnlineSearch(3, SkipSet((1,)), StepCost(0.1, 0.1), FLAT.v)
     for skip in (SkipSet((), (1,)), SkipSet((1,), (1,))):
-        search.tell(skip, 0, 16)
+        search.record_result(skip, 0, 16)
     while not search.stopped:
         skip = search.ask()
-        search.tell(skip, round(16 * share) if skip == search.initial else 0, 16)
+        search.record_result(skip, round(16 * share) if skip == search.initial else 0, 16)
     assert search.best == search.initial
     assert search.stopped == f"no better set among the last {last} candidates"
     search.resume({})

@@ -17,8 +17,8 @@ from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import RoundTime, Stats
 from edgespec.decoding.target import HYPOTHESES, Output, Pass, SkipSet
-from edgespec.drafters.draw import paper_width
 from edgespec.drafters.plain import Plain
+from edgespec.drafters.sampling_drafts import paper_width
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.confidence import Confidence
 from edgespec.formulas.cost import CostModel
@@ -281,4 +281,4 @@ def test_it_works_inside_adaptive_control() -> None:
     plain_text = emitted(PlantedTarget(), Plain(), [1], DecodeOptions(200, 4))
     assert emitted(target, policy, [1], DecodeOptions(200, 4)) == plain_text
     assert "leaves out" in policy.details[-1]
-    drafter.dry_step()
+    drafter.benchmark_step()

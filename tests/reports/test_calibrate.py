@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edgespec.runtimes.devices.trust as opening
+import edgespec.runtimes.devices.driver_check as opening
 import edgespec.runtimes.opening as models
 from edgespec.decoding.settings import DraftOptions
 from edgespec.engine.engine import Engine

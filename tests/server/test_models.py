@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
-from edgespec.planning.allowance import Allowance
 from edgespec.planning.footprint import SERVER, memory_of
+from edgespec.planning.memory_budget import MemoryBudget
 from edgespec.runtimes.options import LoadOptions
 from edgespec.server.app import make_app
 from edgespec.server.models import Models
@@ -57,7 +57,7 @@ def room(folder: Path, texts: int, models: float) -> int:
     """Return the bytes of a server with this bundle loaded ``models`` times, and one request."""
     model = Models({"x": folder}, LoadOptions(threads=1)).all["x"]
     use = replace(model.run, method="ar", context=64 * texts, checkpoints=0)
-    alone = Allowance(model.manifest, model.run, "1GiB")
+    alone = MemoryBudget(model.manifest, model.run, "1GiB")
     return int(memory_of(model.manifest, use).peak + SERVER + (models - 1) * alone.loaded_bytes())
 
 

@@ -18,7 +18,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import Format
-from edgespec.runtimes.files.text_form import TextForm
+from edgespec.runtimes.files.seq2seq_format import TextForm
 from edgespec.runtimes.images.image import Image, proof_picture
 from edgespec.runtimes.text.chat import Message
 from edgespec.runtimes.text.codec import TextCodec

@@ -19,8 +19,8 @@ from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
 from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.checked import Checked, move_digests
 from edgespec.runtimes.files.manifest import MANIFEST, FileEntry, Manifest, ModelPart, SamplingPart, TokenizerFacts
+from edgespec.runtimes.files.seq2seq_format import SOURCE_TOKENIZER
 from edgespec.runtimes.files.staged import staged, write_staged
-from edgespec.runtimes.files.text_form import SOURCE_TOKENIZER
 from edgespec.runtimes.text.chat import TEMPLATE_FOLDER
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE

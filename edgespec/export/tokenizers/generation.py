@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from edgespec.errors import ExportError, first_line
 from edgespec.export.tokenizers.facts import GENERATION, read_if_sound
-from edgespec.runtimes.files.text_form import WritingRules
+from edgespec.runtimes.files.seq2seq_format import WritingRules
 from edgespec.runtimes.text.rules import RuledText
 
 OF_TOKENS = (

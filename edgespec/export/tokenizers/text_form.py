@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.errors import ExportError
 from edgespec.export.tokenizers.facts import GENERATION
 from edgespec.export.tokenizers.generation import read_generation, writing_rules
-from edgespec.runtimes.files.text_form import Place, TextForm
+from edgespec.runtimes.files.seq2seq_format import Place, TextForm
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.languages import code_of
 from edgespec.runtimes.text.sources import SourceTexts

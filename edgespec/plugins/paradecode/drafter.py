@@ -25,8 +25,8 @@ from edgespec.decoding.sampling import support
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import DRAFT_BEST, Output, Pass, Target
 from edgespec.decoding.text import Prefix
-from edgespec.drafters.draw import Draw, DrawingDrafter
 from edgespec.drafters.registry import Parts
+from edgespec.drafters.sampling_drafts import Draw, DrawingDrafter
 from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
 
@@ -139,7 +139,7 @@ class ParaDecode(DrawingDrafter):
             probs.append(q)
         return True
 
-    def dry_step(self, first: bool = False) -> bool:
+    def benchmark_step(self, first: bool = False) -> bool:
         if first:
             return False
         self._run_exit(0, self._run_layers([0], 0, None, 0, self.exits[0]), 0)

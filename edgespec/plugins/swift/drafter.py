@@ -18,8 +18,8 @@ from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.stats import RoundTime
 from edgespec.decoding.target import HYPOTHESES, Output, Pass, SkipSet, Target
-from edgespec.drafters.draw import SiblingPolicy, Weak, draw_siblings
 from edgespec.drafters.registry import Parts
+from edgespec.drafters.sampling_drafts import SiblingPolicy, Weak, draw_siblings
 from edgespec.drafters.self_spec import SelfSpec, skip_set
 from edgespec.errors import EdgespecError
 from edgespec.formulas.cost import CostModel
@@ -198,7 +198,7 @@ class Swift(SelfSpec):
             return
         self.passes += 1
         self._unsaved += 1
-        if search.tell(skip, matched, ROWS):
+        if search.record_result(skip, matched, ROWS):
             self._use(search.best)
             self._save()
         elif self._unsaved >= _SAVE_EVERY or search.stopped:

@@ -141,7 +141,7 @@ class OnlineSearch:
                 return found
         return self._uniform()
 
-    def tell(self, skip: SkipSet, matched: int, seen: int) -> bool:
+    def record_result(self, skip: SkipSet, matched: int, seen: int) -> bool:
         """Learn that ``matched`` of ``seen`` tokens with ``skip`` were right; return whether the lead changed."""
         self.records.setdefault(skip, Record()).add(matched, seen)
         self._fit()

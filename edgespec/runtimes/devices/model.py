@@ -118,7 +118,7 @@ class DeviceModel(Model):
         self.kv = ATTENTION["f32" if self.precision == "fp32" else "f16"]
         self.number: type[np.floating[Any]] = np.float32 if self.precision == "fp32" else np.float16
         self.threads, self.memory = 1, device
-        self.most_rows = NARROW  # of a pass, until trust.py has tried more
+        self.most_rows = NARROW  # of a pass, until driver_check.py has tried more
         self.crossed = TransferBytes()
         self._flat, self._views = {}, {}
         self._opened: dict[str, Any] = {}

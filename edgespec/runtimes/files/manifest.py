@@ -45,11 +45,11 @@ from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 from edgespec.runtimes.files.manifest_parts import SourcePart as SourcePart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
+from edgespec.runtimes.files.seq2seq_format import TextForm as TextForm
+from edgespec.runtimes.files.seq2seq_format import WritingRules as WritingRules
 from edgespec.runtimes.files.sound import SoundPart as SoundPart
 from edgespec.runtimes.files.sound import reads_alike
 from edgespec.runtimes.files.speech import SpeechPart
-from edgespec.runtimes.files.text_form import TextForm as TextForm
-from edgespec.runtimes.files.text_form import WritingRules as WritingRules
 
 if TYPE_CHECKING:
     from edgespec.decoding.target import SkipSet

@@ -17,7 +17,7 @@ from edgespec.runtimes.files.codes import CodesPart
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 
 
-class OnlyCodes:
+class CodeTokenConstraint:
     """A ``Constraint``: an image consists only of codes."""
 
     scored = True

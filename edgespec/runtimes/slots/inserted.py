@@ -25,7 +25,7 @@ Rows = NDArray[np.float32]
 
 
 @dataclass(eq=False)
-class Inserted:
+class EmbeddingSpan:
     """Embeddings that replace tokens of a text."""
 
     digest: bytes  # of the rows' source, and of the model that computed them
@@ -35,7 +35,7 @@ class Inserted:
     grid: Ids | None = None
     users: int = field(default=0, repr=False)  # requests that have it in their text
     source: Any = field(default=None, repr=False)  # source of the rows, if a draft computes its own rows from it
-    own: Inserted | None = field(default=None, repr=False)  # those rows of the draft's
+    own: EmbeddingSpan | None = field(default=None, repr=False)  # those rows of the draft's
 
     @property
     def first(self) -> int:
@@ -58,7 +58,7 @@ class Inserted:
         return int(ends[np.searchsorted(ends, row, side="right")])
 
 
-class InsertedRows:
+class EmbeddingSpanCache:
     """Embedding spans for one model's texts: all that requests use, and some recently used ones.
 
     Attributes:
@@ -68,9 +68,9 @@ class InsertedRows:
     def __init__(self) -> None:
         self.instead = 0
         self._lock = threading.Lock()
-        self._kept: dict[int, Inserted] = {}  # by the first token; the most recently used one is last
+        self._kept: dict[int, EmbeddingSpan] = {}  # by the first token; the most recently used one is last
 
-    def hold(self, items: Iterable[Inserted]) -> None:
+    def hold(self, items: Iterable[EmbeddingSpan]) -> None:
         """Keep these until each is released as often."""
         with self._lock:
             for item in items:
@@ -81,7 +81,7 @@ class InsertedRows:
                 self._kept[item.first] = known
                 known.users += 1
 
-    def let_go(self, items: Iterable[Inserted]) -> None:
+    def let_go(self, items: Iterable[EmbeddingSpan]) -> None:
         """Need these no more; the ones used last stay, as far as they are small."""
         with self._lock:
             for item in items:
@@ -95,7 +95,7 @@ class InsertedRows:
                 size -= item.rows.nbytes
                 del self._kept[item.first]
 
-    def find(self, token: int) -> tuple[Inserted, int]:
+    def find(self, token: int) -> tuple[EmbeddingSpan, int]:
         """Find the span and the row that a token id stands for.
 
         Raises:
@@ -108,12 +108,12 @@ class InsertedRows:
             raise InvalidRequest("the text has rows of an image that is not there", "give the image with the prompt")
         return found, row
 
-    def known(self, digest: bytes) -> Inserted | None:
+    def known(self, digest: bytes) -> EmbeddingSpan | None:
         """Find the span with a digest; None = not kept."""
         with self._lock:
             return next((item for item in self._kept.values() if item.digest == digest), None)
 
-    def runs(self, tokens: Ids) -> list[tuple[int, Inserted, int, int]]:
+    def runs(self, tokens: Ids) -> list[tuple[int, EmbeddingSpan, int, int]]:
         """Find the rows among tokens [n] -> (where they begin, of what, which row is first, how many)."""
         at = np.flatnonzero(tokens >= INSERTED)
         cuts = np.flatnonzero((np.diff(at) != 1) | (np.diff(tokens[at]) != 1)) + 1
@@ -129,7 +129,7 @@ class InsertedRows:
         return stop
 
 
-class OwnRows(InsertedRows):
+class DraftEmbeddingSpans(EmbeddingSpanCache):
     """Rows of a draft's own for what texts of its target have in them.
 
     Args:
@@ -137,11 +137,11 @@ class OwnRows(InsertedRows):
         make: the draft's rows, as many, of an item of the target's.
     """
 
-    def __init__(self, of: InsertedRows, make: Callable[[Inserted], Inserted]) -> None:
+    def __init__(self, of: EmbeddingSpanCache, make: Callable[[EmbeddingSpan], EmbeddingSpan]) -> None:
         super().__init__()
         self._of, self._make = of, make
 
-    def find(self, token: int) -> tuple[Inserted, int]:
+    def find(self, token: int) -> tuple[EmbeddingSpan, int]:
         item, row = self._of.find(token)
         if item.own is None:
             item.own = self._make(item)
@@ -151,7 +151,7 @@ class OwnRows(InsertedRows):
 class Turns:
     """Differences between the rotary positions of a text's rows and their indices (M-RoPE, arXiv 2409.12191)."""
 
-    def __init__(self, rows: InsertedRows) -> None:
+    def __init__(self, rows: EmbeddingSpanCache) -> None:
         self._rows = rows
         self._known = 0  # tokens that were looked at
         self._behind: list[tuple[int, int]] = []  # where an image ends, and what is to be taken off from there on

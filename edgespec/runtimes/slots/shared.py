@@ -20,7 +20,7 @@ from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.repack import usable_graph
 from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import check_threads, default_threads, make_session
-from edgespec.runtimes.slots.inserted import InsertedRows
+from edgespec.runtimes.slots.inserted import EmbeddingSpanCache
 
 MOST_VIEWS = 128  # of buffers, that are kept
 LEAST_PAGES = 1 << 16  # bytes of an array that gets separate pages
@@ -118,7 +118,7 @@ class Model:
         # the last dimension of each input: its size, or a name where it differs from pass to pass
         self.given: dict[str, Any] = {one.name: [0, *one.shape][-1] for one in self.session.get_inputs()}
         self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with
-        self.inserted = InsertedRows()  # of images, in texts of its slots
+        self.inserted = EmbeddingSpanCache()  # of images, in texts of its slots
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
 

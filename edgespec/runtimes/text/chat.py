@@ -1,6 +1,6 @@
 """Render conversations with a model's own template, as transformers' ``apply_chat_template`` does.
 
-Templates come with models, so they are untrusted programs (apart.py).  They receive plain data only.
+Templates come with models, so they are untrusted programs (sandbox_process.py).  They receive plain data only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.bundle import TEMPLATE_FILE as TEMPLATE_FILE
 from edgespec.runtimes.files.bundle import TEMPLATE_FOLDER as TEMPLATE_FOLDER
 from edgespec.runtimes.files.json_file import read_regular
-from edgespec.runtimes.text.apart import ApartError, render_apart
+from edgespec.runtimes.text.sandbox_process import SandboxError, render_sandboxed
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, of a tool's call also "tool_calls"
 
@@ -104,8 +104,8 @@ def render(
         "add_generation_prompt": generation_prompt and not continue_final,
     }
     try:
-        text = render_apart(template, values)
-    except ApartError as error:
+        text = render_sandboxed(template, values)
+    except SandboxError as error:
         raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
     return _cut(text) if continue_final else text
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from edgespec.runtimes.text.apart import ApartError, render_apart
+from edgespec.runtimes.text.sandbox_process import SandboxError, render_sandboxed
 
 Content = Literal["absent", "none", "empty"]
 CONTENTS: tuple[Content, ...] = ("absent", "none", "empty")  # the first that a template takes
@@ -200,8 +200,8 @@ def _found(template: str, names: tuple[tuple[str, str], ...]) -> ChatForm:
     def rendered(*messages: Message) -> str | None:
         values = {"messages": list(messages), "tools": _TOOLS, "documents": None, "add_generation_prompt": True}
         try:
-            return render_apart(template, dict(names) | values)
-        except ApartError:
+            return render_sandboxed(template, dict(names) | values)
+        except SandboxError:
             return None
 
     def shows(text: str, *messages: Message) -> bool:

@@ -14,11 +14,11 @@ from edgespec.errors import BundleError, EdgespecError, InvalidRequest, first_li
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
-from edgespec.runtimes.text.apart import try_tokenizer
 from edgespec.runtimes.text.byte_tokens import REPLACEMENT, ByteTokens, bytes_of
 from edgespec.runtimes.text.chat import Message, choose_template, find_templates, render
 from edgespec.runtimes.text.chat_forms import ChatForm
 from edgespec.runtimes.text.control_tokens import ChatText, ControlTokens
+from edgespec.runtimes.text.sandbox_process import try_tokenizer
 from edgespec.runtimes.text.special import NAMED, SPECIAL_TOKENS_FILE, read_object, special_name
 
 if TYPE_CHECKING:

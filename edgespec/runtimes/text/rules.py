@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.sampling import Constraint
-from edgespec.runtimes.files.text_form import WritingRules
+from edgespec.runtimes.files.seq2seq_format import WritingRules
 
 
 class RuledText:

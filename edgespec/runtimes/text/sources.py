@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.checked import Checked
-from edgespec.runtimes.files.text_form import SOURCE_TOKENIZER, Place, TextForm
+from edgespec.runtimes.files.seq2seq_format import SOURCE_TOKENIZER, Place, TextForm
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.languages import choose_language, names_of
 

@@ -16,7 +16,7 @@ from edgespec.errors import ExportError, InvalidRequest
 from edgespec.export.bundle.writer import copy_tokenizer
 from edgespec.export.tokenizers.files import open_codec, open_source_codec
 from edgespec.export.tokenizers.text_form import text_form
-from edgespec.runtimes.files.text_form import WritingRules
+from edgespec.runtimes.files.seq2seq_format import WritingRules
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.languages import choose_language, code_of
 from edgespec.runtimes.text.rules import RuledText

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.draft_cache import draft_cache_of
-from edgespec.drafters.draw import Draw
+from edgespec.drafters.sampling_drafts import Draw
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.read import read_drafter
 from tests.export.training.conftest import short

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edgespec.runtimes.devices.trust as opening
+import edgespec.runtimes.devices.driver_check as opening
 import edgespec.runtimes.opening as models
 from edgespec.drafters.ngram_stores import build_store
 from edgespec.engine.engine import Engine
@@ -20,8 +20,8 @@ from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.devices import webgpu as devices
+from edgespec.runtimes.devices.driver_check import GoldenStep
 from edgespec.runtimes.devices.model import NARROW
-from edgespec.runtimes.devices.trust import GoldenStep
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.codec import TextCodec
@@ -254,7 +254,7 @@ def test_what_goes_on_on_the_cpu_is_loaded_as_it_was_asked_for(bundle: Path, on_
     lost = load(bundle, asked).off_device("a test")
     assert lost.options == replace(asked, device="cpu", device_precision=None)
     assert (lost.run.operators, lost.run.threads, lost.context, lost.strict) == ("stock", 1, 200, False)
-    assert lost.allowance.limit == 3 << 30
+    assert lost.memory_budget.limit == 3 << 30
     assert lost.store is not None
 
 

@@ -12,13 +12,13 @@ import onnx
 import pytest
 from onnx import helper
 
-import edgespec.runtimes.devices.trust as opening
+import edgespec.runtimes.devices.driver_check as opening
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
+from edgespec.runtimes.devices.driver_check import check_trial, golden_step
 from edgespec.runtimes.devices.model import NARROW
-from edgespec.runtimes.devices.trust import check_trial, golden_step
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.facts import ModelFacts

@@ -19,8 +19,8 @@ from edgespec.errors import DeviceError
 from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
+from edgespec.runtimes.devices.driver_check import _difference
 from edgespec.runtimes.devices.model import DeviceModel
-from edgespec.runtimes.devices.trust import _difference
 from edgespec.runtimes.devices.webgpu import device_states, make_device_session, webgpu_state, without_half
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import PRECISIONS, Precision, SkipSetPart

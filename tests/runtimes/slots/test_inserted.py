@@ -17,7 +17,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.images.image import Image
-from edgespec.runtimes.slots.inserted import Inserted
+from edgespec.runtimes.slots.inserted import EmbeddingSpan
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from tests.support import sight
@@ -35,7 +35,7 @@ class Case:
 
     engine: Engine
     tokens: list[int]
-    images: tuple[Inserted, ...]
+    images: tuple[EmbeddingSpan, ...]
     logits: NDArray[np.float32]  # [vocab]
 
     def slot(self, tokens: int = 0, chunk: int = 128) -> NativeSlot:

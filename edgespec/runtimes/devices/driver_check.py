@@ -39,7 +39,7 @@ SEALED = "devices"  # what the record of golden steps is sealed for
 WIDE_PROBE = 72  # tokens: more than the kernels for few rows take
 PARENTS = np.array([-1, 0, 0, 1])
 SECONDS = 900.0  # software adapters take a minute for a small model
-COMMAND = (sys.executable, "-m", "edgespec.runtimes.devices.trust")
+COMMAND = (sys.executable, "-m", "edgespec.runtimes.devices.driver_check")
 
 
 class Tolerances(NamedTuple):

@@ -26,7 +26,7 @@ FALLBACKS = (NGRAM, AR)  # methods that need no memory, the better one first
 
 
 @dataclass(frozen=True)
-class Admission:
+class AdmissionDecision:
     """How a request may run."""
 
     method: str  # the one asked for, or a cheaper one
@@ -42,7 +42,7 @@ class MemoryBusyError(BudgetError):
     """Something fits the memory once other loaded models are freed."""
 
 
-class Allowance:
+class MemoryBudget:
     """Memory that an engine may take.
 
     Args:
@@ -139,7 +139,7 @@ class Allowance:
         methods: Sequence[str],  # of the bundle
         busy: int = 0,  # bytes of KV of other requests
         idle: int = 0,  # bytes of KV that earlier requests have left
-    ) -> Admission:
+    ) -> AdmissionDecision:
         """How a request may run.
 
         Raises:
@@ -148,7 +148,7 @@ class Allowance:
         """
         limit = self._renew()
         if limit is None:
-            return Admission(method, CHUNKS[0], 0)
+            return AdmissionDecision(method, CHUNKS[0], 0)
         base = replace(self._use, context=tokens, gamma=gamma, greedy=greedy)
         names = (method, *(name for name in FALLBACKS if name in methods and name != method))
         for name, chunk in product(names, CHUNKS):
@@ -162,14 +162,14 @@ class Allowance:
                 dropped = f"{method} needs {needed}, {self._of(limit)}: {name} instead"
             kept = min(CHECKPOINTS, spare // self._checkpoint) if self._checkpoint else 0
             predicted = peak + busy + kept * self._checkpoint
-            return Admission(name, chunk, predicted, dropped, idle > spare, spare, kept)
+            return AdmissionDecision(name, chunk, predicted, dropped, idle > spare, spare, kept)
         least = replace(base, method=AR, chunk=CHUNKS[-1])
         self._raise_if_others_hold_memory(least, busy)
         raise self._refusal(f"{tokens} tokens of prompt and answer need", least, limit, busy)
 
     def extended(
-        self, admission: Admission, tokens: int, *, gamma: int, greedy: bool, busy: int, idle: int
-    ) -> Admission | None:
+        self, admission: AdmissionDecision, tokens: int, *, gamma: int, greedy: bool, busy: int, idle: int
+    ) -> AdmissionDecision | None:
         """Admit a running request with more tokens than before, as ``admit`` does; None = they do not fit."""
         limit = self._renew()
         if limit is None:

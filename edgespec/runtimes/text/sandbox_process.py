@@ -1,7 +1,7 @@
 """Run the code in untrusted files in a separate process under limits, first or only there.
 
 Chat templates are programs: jinja's sandbox keeps them from files and modules, but limits neither time nor memory.  So
-``render_apart`` sends them to a child process, which starts with the first conversation and lives as long as this
+``render_sandboxed`` sends them to a child process, which starts with the first conversation and lives as long as this
 process.  A tokenizer's patterns and replacements have no limit either: ``try_tokenizer`` opens it and encodes texts
 that reveal such problems, once for each file.  This file is also the child's program: it imports nothing of edgespec.
 """
@@ -32,15 +32,15 @@ _START = "import sys, runpy; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv
 _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
 
 
-class ApartError(Exception):
+class SandboxError(Exception):
     """The child's task failed, rejected its input, or exceeded its limits."""
 
 
-def render_apart(template: str, values: Mapping[str, Any]) -> str:
+def render_sandboxed(template: str, values: Mapping[str, Any]) -> str:
     """Render plain data by a ``template`` of jinja in another process and return its text.
 
     Raises:
-        ApartError: see the class.
+        SandboxError: see the class.
     """
     if not _possible():
         return _render(template, values)
@@ -52,7 +52,7 @@ def try_tokenizer(path: str) -> None:
     """Open a tokenizer.json and encode the probes, in another process.
 
     Raises:
-        ApartError: see the class.
+        SandboxError: see the class.
     """
     if _possible():
         process = _Process()
@@ -103,10 +103,10 @@ class _Process:
             timer.cancel()
         if answer is None:
             self.close()
-            raise ApartError(f"it needs more than {seconds} s of processor time or {MEMORY >> 20} MiB")
+            raise SandboxError(f"it needs more than {seconds} s of processor time or {MEMORY >> 20} MiB")
         found = json.loads(answer)
         if "error" in found:
-            raise ApartError(found["error"])
+            raise SandboxError(found["error"])
         return str(found["text"])
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ def _serve() -> None:
         limit_request(seconds, MEMORY)
         try:
             answer = {"text": _render(*given) if kind == "render" else _probe(*given)}
-        except ApartError as error:
+        except SandboxError as error:
             answer = {"error": str(error)[:2000]}
         _write(stdout, json.dumps(answer).encode())
 
@@ -171,11 +171,11 @@ def _render(template: str, values: Mapping[str, Any]) -> str:
     try:
         text = str(_compiled(template).render(values))
     except MemoryError:
-        raise ApartError(f"it needs more than {MEMORY >> 20} MiB") from None
+        raise SandboxError(f"it needs more than {MEMORY >> 20} MiB") from None
     except Exception as error:  # a template is a program: it may fail in any way
-        raise ApartError(str(error) or type(error).__name__) from error
+        raise SandboxError(str(error) or type(error).__name__) from error
     if len(text) > OUTPUT:
-        raise ApartError(f"it writes {len(text)} characters, expected at most {OUTPUT}")
+        raise SandboxError(f"it writes {len(text)} characters, expected at most {OUTPUT}")
     return text
 
 
@@ -189,12 +189,12 @@ def _probe(path: str) -> str:
         for text in PROBES:
             tokens = tokenizer.encode(text).ids
             if len(tokens) > _MOST_TOKENS:
-                raise ApartError(f"it makes {len(tokens)} tokens of {len(text)} characters")
+                raise SandboxError(f"it makes {len(tokens)} tokens of {len(text)} characters")
             tokenizer.decode(tokens)
-    except ApartError:
+    except SandboxError:
         raise
     except BaseException as error:  # panics do not derive from Exception
-        raise ApartError(str(error) or type(error).__name__) from error
+        raise SandboxError(str(error) or type(error).__name__) from error
     return ""
 
 

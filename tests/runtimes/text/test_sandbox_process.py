@@ -12,10 +12,10 @@ import pytest
 
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.cache import cache_folder
-from edgespec.runtimes.text import apart
-from edgespec.runtimes.text.apart import ApartError, render_apart
+from edgespec.runtimes.text import sandbox_process
 from edgespec.runtimes.text.chat import render
 from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.sandbox_process import SandboxError, render_sandboxed
 from tests.support import hf
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -25,15 +25,15 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory and
 
 
 def test_one_process_answers_all() -> None:
-    assert render_apart(PLAIN, {"messages": MESSAGES}) == "user: hello"
-    first = apart._process
-    assert render_apart("{{ 1 + 1 }}", {}) == "2"
-    assert apart._process is first
+    assert render_sandboxed(PLAIN, {"messages": MESSAGES}) == "user: hello"
+    first = sandbox_process._process
+    assert render_sandboxed("{{ 1 + 1 }}", {}) == "2"
+    assert sandbox_process._process is first
 
 
 def test_values_arrive_as_they_are() -> None:
     values = {"given": (1, 2.5, None, True, "\u00e9\ud83d\ude00"), "by": {1: "one"}}
-    assert render_apart("{{ given }} {{ by[1] }}", values) == f"{values['given']} one"
+    assert render_sandboxed("{{ given }} {{ by[1] }}", values) == f"{values['given']} one"
 
 
 @linux
@@ -51,33 +51,33 @@ def test_values_arrive_as_they_are() -> None:
 def test_a_template_without_bounds_is_refused_and_the_next_one_runs(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "RENDER_SECONDS", 2)
+    monkeypatch.setattr(sandbox_process, "RENDER_SECONDS", 2)
     with pytest.raises(InvalidRequest, match=r"refuses these messages: (it needs more than|maximum recursion)"):
         render(template, MESSAGES)
     assert render(PLAIN, MESSAGES) == "user: hello"
 
 
 def test_a_text_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ApartError, match="writes 20000000 characters"):
-        render_apart("{% for i in range(20) %}{{ 'a' * 1000000 }}{% endfor %}", {})
+    with pytest.raises(SandboxError, match="writes 20000000 characters"):
+        render_sandboxed("{% for i in range(20) %}{{ 'a' * 1000000 }}{% endfor %}", {})
     monkeypatch.setattr(sys, "executable", "")  # Python inside another program: the same function, without a process
-    assert render_apart(PLAIN, {"messages": MESSAGES}) == "user: hello"
+    assert render_sandboxed(PLAIN, {"messages": MESSAGES}) == "user: hello"
 
 
 def test_a_process_that_was_killed_is_started_again() -> None:
-    render_apart("{{ 1 }}", {})
-    assert apart._process is not None
-    apart._process._child.kill()
-    apart._process._child.wait()
-    assert render_apart("{{ 2 }}", {}) == "2"
+    render_sandboxed("{{ 1 }}", {})
+    assert sandbox_process._process is not None
+    sandbox_process._process._child.kill()
+    sandbox_process._process._child.wait()
+    assert render_sandboxed("{{ 2 }}", {}) == "2"
 
 
 FORKED = """
 import os, sys
-from edgespec.runtimes.text.apart import render_apart
-assert render_apart("{{ 1 }}", {}) == "1"
+from edgespec.runtimes.text.sandbox_process import render_sandboxed
+assert render_sandboxed("{{ 1 }}", {}) == "1"
 child = os.fork()
-assert render_apart("{{ 2 + n }}", {"n": int(child == 0)}) == ("2" if child else "3")
+assert render_sandboxed("{{ 2 + n }}", {"n": int(child == 0)}) == ("2" if child else "3")
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
