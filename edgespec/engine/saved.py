@@ -80,7 +80,7 @@ def _save(
                 name: SavedSlot(
                     origin=origin_of(engine.bundle.manifest, slot.model),
                     tokens=slot.tokens,
-                    furthest=slot.furthest,
+                    high_water_mark=slot.furthest,
                     nbytes=slot_bytes(arrays[name]),
                 )
                 for name, slot in slots.items()
@@ -133,7 +133,7 @@ def _admit(engine: LoadedBundle, tokens: Sequence[int]) -> None:
 
 
 def _take_up(file: Path, saved: SavedSlot, body: NDArray[np.uint8], slot: Slot) -> None:  # [nbytes]
-    arrays = slot.take_up(saved.tokens, saved.furthest)
+    arrays = slot.take_up(saved.tokens, saved.high_water_mark)
     if slot_bytes(arrays) != saved.nbytes:
         slot.follow([])
         raise SessionError(f"{file}: {len(saved.tokens)} tokens of {saved.nbytes} bytes: "
@@ -155,7 +155,7 @@ def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, con
                 "load that bundle, and as it was loaded then; or delete the file",
             )
     vocab, extra = manifest.target.facts.vocab, manifest.target.extra_rows
-    if len(saved.tokens) > context or saved.furthest > context + extra:
+    if len(saved.tokens) > context or saved.high_water_mark > context + extra:
         raise SessionError(
             f"{file}: a text of {len(saved.tokens)} tokens: expected at most {context}, the context",
             "load the bundle with a longer context",

@@ -107,10 +107,30 @@ def test_what_belongs_to_other_settings_is_refused(native: None, bundles: Callab
     engine.restore_session(file)  # what was refused has not touched it
 
 
-def signed(body: bytes, size: int, version: int = 1) -> bytes:
+def signed(body: bytes, size: int, version: int = 2) -> bytes:
     """Return a session file of ``body`` whose header has the right digest, and this ``size`` and ``version``."""
     words = version.to_bytes(4, "little") + size.to_bytes(4, "little")
     return (b"EDGESESS" + words + hashlib.sha256(body).digest()).ljust(LINE, b"\0") + body
+
+
+def test_a_session_file_of_version_1_is_read(fresh: Fresh, tmp_path: Path) -> None:
+    """Its header has another name of a key."""
+    engine, file = fresh(), tmp_path / "a.session"
+    engine.save_session(file, BEGINNING, [{"role": "user", "content": "Wherefore?"}])
+    made = file.read_bytes()
+    size = int.from_bytes(made[12:16], "little")
+    header = json.loads(made[LINE : LINE + size])
+    header["target"]["furthest"] = header["target"].pop("high_water_mark")
+    text = json.dumps(header).encode()
+    file.write_bytes(signed(text + made[LINE + size :], len(text), version=1))
+    assert fresh().restore_session(file) == header["messages"]
+    file.write_bytes(signed(text + made[LINE + size :], len(text)))
+    with pytest.raises(SessionError, match=r"target\.(high_water_mark|furthest)"):
+        fresh().restore_session(file)
+    for wrong in (b"[]", b'{"target": 3}'):
+        file.write_bytes(signed(wrong, len(wrong), version=1))
+        with pytest.raises(SessionError, match="expected|target|valid"):
+            fresh().restore_session(file)
 
 
 def test_files_of_strangers(fresh: Fresh, tmp_path: Path) -> None:
@@ -134,7 +154,7 @@ def test_files_of_strangers(fresh: Fresh, tmp_path: Path) -> None:
         good[:-1]: "damaged",
         good[:-1] + bytes([good[-1] ^ 1]): "damaged",
         good + b"\0": "damaged",
-        good[:8] + b"\2" + good[9:]: "version 2",
+        good[:8] + b"\3" + good[9:]: "version 3",
         good[:12] + b"\xff\xff\xff\x7f" + good[16:]: "damaged",
         signed(good[LINE:], 5): "not readable as JSON",
         signed(b"[" * 4096, 4096): "not readable as JSON",
@@ -143,8 +163,8 @@ def test_files_of_strangers(fresh: Fresh, tmp_path: Path) -> None:
         changed(nbytes=-1): "target.nbytes",
         changed(tokens=[-1]): "target.tokens.0",
         changed(tokens="x"): "target.tokens",
-        changed(furthest=1 << 40): "target.furthest",
-        changed(furthest=1 << 30): "expected at most",
+        changed(high_water_mark=1 << 40): "target.high_water_mark",
+        changed(high_water_mark=1 << 30): "expected at most",
         changed(tokens=tokens * 1000): "expected at most",
         changed(less=64, nbytes=len(body) - 64): f"tokens of {len(body) - 64} bytes",
         changed(tokens=[*tokens, 1 << 20]): "outside the vocabulary",

@@ -30,7 +30,7 @@ from edgespec.runtimes.files.json_file import MOST_BYTES, parse_json, validated
 from edgespec.runtimes.files.sealed import is_sealed, seal_of
 from edgespec.runtimes.files.staged import staged
 
-MAGIC, VERSION = b"EDGESESS", 1
+MAGIC, OLDEST, VERSION = b"EDGESESS", 1, 2
 LINE = 64  # bytes: of the beginning, and padding of the header
 _BEGIN = struct.Struct("<8sII32s")
 _PURPOSE = "session"
@@ -46,7 +46,7 @@ class SavedSlot(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     origin: dict[str, str]  # identity of its bytes, by name
     tokens: list[Annotated[int, Field(ge=0, lt=1 << 63)]]  # ids, [n]
-    furthest: int = Field(ge=0, le=1 << 31)  # tokens that were ever written, with rejected guesses; at least n
+    high_water_mark: int = Field(ge=0, le=1 << 31)  # tokens ever written, with rejected guesses; at least n
     nbytes: int = Field(ge=0, le=1 << 40)  # of the slot
 
 
@@ -126,15 +126,15 @@ def read_session(file: Path) -> SavedSession:
         raise SessionError(f"{file}: is no session file", "name another one")
     begin, seal = mapped[: _BEGIN.size].tobytes(), mapped[_BEGIN.size : LINE].tobytes()
     _, version, size, digest = _BEGIN.unpack(begin)
-    if version != VERSION:
-        raise SessionError(f"{file}: version {version} of session files: expected {VERSION}", _AGAIN)
+    if not OLDEST <= version <= VERSION:
+        raise SessionError(f"{file}: version {version} of session files: expected {OLDEST} to {VERSION}", _AGAIN)
     if size > min(MOST_BYTES, len(mapped) - LINE) or hashlib.sha256(mapped[LINE:].data).digest() != digest:
         raise SessionError(f"{file}: damaged: its SHA-256 is another one", _AGAIN)
     try:
         data = parse_json(mapped[LINE : LINE + size].tobytes())
     except ValueError as error:
         raise SessionError(f"{file}: not readable as JSON: {error}", _AGAIN) from error
-    header = validated(SessionHeader, data, file, SessionError, _AGAIN)
+    header = validated(SessionHeader, _migrated(data) if version < VERSION else data, file, SessionError, _AGAIN)
     body = mapped[LINE + size :]
     own, others = header.target.nbytes, header.draft.nbytes if header.draft else 0
     sizes = [3 * height * width for height, width in header.pictures] + [4 * count for count in header.recordings]
@@ -146,6 +146,18 @@ def read_session(file: Path) -> SavedSession:
     pictures = [one.reshape(shape) for one, shape in zip(held, shapes, strict=False)]
     heard = [np.frombuffer(one.tobytes(), "<f4") for one in held[count:]]
     return SavedSession(file, header, target, draft, pictures + heard, is_sealed(_PURPOSE, begin, seal))
+
+
+def _migrated(data: Any) -> Any:
+    """Convert a header of version 1, whose slots have ``furthest`` for ``high_water_mark``."""
+    if not isinstance(data, dict):
+        return data
+    found = dict(data)
+    for name in ("target", "draft"):
+        slot = data.get(name)
+        if isinstance(slot, dict) and "high_water_mark" not in slot:
+            found[name] = {"high_water_mark" if key == "furthest" else key: value for key, value in slot.items()}
+    return found
 
 
 def slot_bytes(arrays: Arrays) -> int:
