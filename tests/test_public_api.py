@@ -175,7 +175,7 @@ def test_settings() -> None:
         "top_logprobs": 0,
         "batch": 4, "shadow": None, "proposer": None, "accept": Accept(), "grammar": None,
         "markers": (), "prediction": None, "source_language": None,
-        "target_language": None, "begin": None, "beams": None, "guidance_scale": None, "negative_prompt": None,
+        "target_language": None, "prefix_tokens": None, "beams": None, "guidance_scale": None, "negative_prompt": None,
     }  # fmt: skip
     assert defaults(SamplingParams) == {
         "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "logit_bias": {},

@@ -204,7 +204,7 @@ class SettingsChanges(TypedDict, total=False):
     prediction: str | Sequence[int] | None
     source_language: str | None
     target_language: str | None
-    begin: Sequence[int] | None
+    prefix_tokens: Sequence[int] | None
     beams: BeamOptions | int | None
     guidance_scale: float | None
     negative_prompt: str | Sequence[int] | None
@@ -344,7 +344,7 @@ class Settings:
         server=True,
         shown="the model's own, if any",
     )
-    begin: tuple[int, ...] | None = setting(
+    prefix_tokens: tuple[int, ...] | None = setting(
         None,
         Range("token ids, at least one", lambda value: bool(value) and all(map(whole, value))),
         "first token ids of an encoder-decoder's output, instead of its languages'",

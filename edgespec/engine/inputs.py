@@ -65,8 +65,10 @@ class Inputs:
         """Turn a prompt into an input; see ``Engine.encode``."""
         if isinstance(prompt, Source):
             raise InvalidRequest("got a source, but this model is a decoder alone: expected a prompt")
-        if settings.source_language or settings.target_language or settings.begin:
-            raise InvalidRequest("languages and begin are for encoder-decoders, and this model is a decoder alone")
+        if settings.source_language or settings.target_language or settings.prefix_tokens:
+            raise InvalidRequest(
+                "languages and prefix_tokens are for encoder-decoders, and this model is a decoder alone"
+            )
         return self.text(prompt)
 
     def text(self, prompt: Prompt) -> Input:
@@ -197,8 +199,8 @@ class SourceInputs(Inputs):
     def _begin(self, settings: Settings) -> tuple[int, ...]:
         """Return the decoder's first tokens, in the languages of the settings."""
         text, speech = self._manifest.text, self._manifest.speech
-        if settings.begin is not None:
-            return settings.begin
+        if settings.prefix_tokens is not None:
+            return settings.prefix_tokens
         if self.sources is not None:
             return tuple(self.sources.begin(settings.source_language, settings.target_language))
         if speech is not None:

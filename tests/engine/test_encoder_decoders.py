@@ -100,7 +100,7 @@ def test_what_is_refused(engine: Callable[[Format], Engine]) -> None:
         (lambda: it.generate(np.zeros((3, 8), np.float32)), "this model reads a text or token ids"),
         (lambda: it.generate([10**6]), "outside the vocabulary"),
         (lambda: it.generate("word " * 4000), "cut it into parts"),
-        (lambda: it.generate("x", begin=[]), "begin is"),
+        (lambda: it.generate("x", prefix_tokens=[]), "prefix_tokens is"),
         (lambda: it.stream("x", beams=2), "there at the end"),
         (lambda: it.generate("x", beams=2, temperature=1.0), "without sampling"),
         (lambda: it.embed(["x"]), "gives no embeddings"),

@@ -129,7 +129,7 @@ def test_a_session_file_of_version_1_is_read(fresh: Fresh, tmp_path: Path) -> No
         fresh().restore_session(file)
     for wrong in (b"[]", b'{"target": 3}'):
         file.write_bytes(signed(wrong, len(wrong), version=1))
-        with pytest.raises(SessionError, match="expected|target|valid"):
+        with pytest.raises(SessionError, match="Input should be"):
             fresh().restore_session(file)
 
 
