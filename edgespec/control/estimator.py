@@ -87,7 +87,7 @@ def tokens(rates: Rates, length: int) -> float:
 
 
 def best_length(
-    rates: Rates, costs: Sequence[float], required: float = 1.0, stake: float = inf
+    rates: Rates, costs: Sequence[float], required: float = 1.0, round_loss_limit: float = inf
 ) -> tuple[int, float, float]:
     """Find the length of the highest predicted speed.
 
@@ -95,7 +95,7 @@ def best_length(
         rates: of the positions.
         costs: plain steps that a round over each number of guesses takes; ``costs[0]`` is plain decoding's, 1.
         required: speed that a length must exceed.
-        stake: plain steps that a round may lose if all its guesses are wrong.
+        round_loss_limit: plain steps that a round may lose if all its guesses are wrong.
 
     Returns:
         (length, its speed, the highest speed of any length >= 1); length 0 where no length exceeds ``required``, and
@@ -109,7 +109,7 @@ def best_length(
         speed = total / costs[length]
         if speed > highest:
             highest = speed
-        if speed > gain and costs[length] - 1 <= stake:
+        if speed > gain and costs[length] - 1 <= round_loss_limit:
             best, gain = length, speed
     return best, gain, highest
 

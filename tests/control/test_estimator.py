@@ -90,8 +90,8 @@ def test_the_best_length_is_the_best(seed: int) -> None:
     assert length == int(np.argmax(speeds))
     assert speed == pytest.approx(max(speeds))
     assert tokens(rates, 5) == pytest.approx(expected_tokens(rates, 5))
-    staked, _, _ = best_length(rates, costs, stake=0.5)
-    assert costs[staked] <= 1.5
+    limited, _, _ = best_length(rates, costs, round_loss_limit=0.5)
+    assert costs[limited] <= 1.5
     assert best_length(rates, costs, required=99.0)[:2] == (0, 99.0)
 
 
