@@ -53,7 +53,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 @option(
     "--format",
     "Format of the weights.  [default: the fastest that loses at most 1 % of perplexity; int4 with --quantizer, "
-    "--head-format, --target-size or --target-kl; of a quantized GGUF file its own weights (file)]",
+    "--head-format, --target-size or --target-kl; of a quantized model its own weights (file)]",
     (*FORMATS, FILE),
     dest="form",
 )

@@ -93,10 +93,10 @@ def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]
 
 def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """Plan for the bundles that an export of a model could make, one for each format; from its config.json."""
+    from edgespec.export.emit.plan import is_quantized
     from edgespec.export.options import ExportOptions
     from edgespec.export.plan_manifest import PlannedSource, plan_bundle, possible_methods
     from edgespec.export.quantization.native_packing import lacks_packing
-    from edgespec.export.source.gguf_files import is_quantized
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import latest_profile
 
@@ -113,7 +113,8 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     # what was measured here with another bundle tells how fast the machine is
     profile = latest_profile(options["threads"], options["device"]) if here else None
     found = []
-    own = (FILE,) if is_quantized(opened.path) and not lacks_packing() else ()
+    arch = opened.architecture(None, text_only)
+    own = (FILE,) if arch.encoder is None and is_quantized(arch) and not lacks_packing() else ()
     for form in options["formats"] or (*own, *FORMATS):
         planned = plan_bundle(ExportOptions(source, format=form, **how), opened)
         needs = {name: need for name in planned.methods if (need := _need(name, source, draft))}

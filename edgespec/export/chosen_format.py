@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.registry import AR
 from edgespec.export.architectures import Architecture
+from edgespec.export.emit.plan import is_quantized
 from edgespec.export.format_choice import CHOSEN, Candidate, FormatChoice, choose
 from edgespec.export.measuring.loss import LENGTH, NOTHING, TEXTS, Loss, measure_losses
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan_manifest import PlannedSource, plan_bundle
 from edgespec.export.quantization.calibrate import sequences
 from edgespec.export.quantization.native_packing import lacks_packing
-from edgespec.export.source.gguf_files import is_quantized
 from edgespec.planning.budget import available_memory
 from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.planning.profiles import latest_profile
@@ -55,7 +55,7 @@ def keeps_file(source: LoadedSource) -> bool:
     options, arch = source.options, source.arch
     if arch is None or arch.encoder is not None or options.operators == "stock" or lacks_packing():
         return False
-    return not options.devices and options.adapter is None and is_quantized(source.path)
+    return not options.devices and options.adapter is None and is_quantized(arch)
 
 
 def candidate(options: ExportOptions, form: Format, budget: int) -> Candidate:
@@ -81,7 +81,7 @@ def _unmeasured(source: LoadedSource, arch: Architecture) -> str:
 
 def _losses(source: LoadedSource, arch: Architecture, forms: list[Format]) -> Mapping[Format, Loss]:
     # a file in fewer bits is not measured against formats that round it a second time, and much
-    if is_quantized(source.path):
+    if is_quantized(arch):
         forms = [form for form in forms if form != "int4"]
     measured = [form for form in forms if form != "fp32"]
     found = measure_losses(arch, texts(source, arch), measured, lambda done, of, what: source.progress(

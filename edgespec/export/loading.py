@@ -217,14 +217,16 @@ def _kept_notes(loaded: LoadedSource) -> list[str]:
     """Report which weights stay as their file has them, and which cannot.
 
     Raises:
-        ExportError: the model does not come from a GGUF file.
+        ExportError: nothing can stay as it is.
     """
     arch = loaded.arch
     if arch is None or arch.encoder is not None or not (kept := kept_types(arch))[0]:
-        raise ExportError(f"{loaded.path}: --format file is for GGUF files of decoders", "choose another --format")
+        raise ExportError(f"{loaded.path}: --format file is for the weights of decoders", "choose another --format")
     types, others = kept
-    notes = [note for note in loaded.notes if LOSS not in note]
-    notes.append(f"weights are the file's own ({', '.join(types)})")
+    own = f"weights are the file's own ({', '.join(types)})"
+    notes = [note.replace(LOSS, own) for note in loaded.notes]
+    if notes == [*loaded.notes]:  # the file is not quantized
+        notes.append(own)
     if others:
         notes.append(f"int8 instead of {', '.join(others)}, which no kernels are for: this loses a little")
     return notes

@@ -26,6 +26,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+from tests.support import hf
 from tests.support.gguf_files import Change, write_gguf
 from tests.support.slots import next_rows, one_by_one
 
@@ -162,9 +163,18 @@ def test_what_does_not_go_with_it(tmp_path: Path, changes: dict[str, Any]) -> No
         load_source(options)
 
 
-def test_it_is_for_files_alone(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="--format file is for GGUF files"):
-        load_source(ExportOptions("builtin:shakespeare", tmp_path / "bundle", format="file"))
+def test_it_is_for_decoders_alone(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="--format file is for the weights of decoders"):
+        load_source(ExportOptions("builtin:restore", tmp_path / "bundle", format="file"))
+
+
+def test_floats_of_a_checkpoint_stay_as_they_are(tmp_path: Path) -> None:
+    hf.write_checkpoint(tmp_path / "model", hf.CONFIGS[NAME], 3, "bfloat16")
+    arch = open_model(tmp_path / "model", 128)
+    assert kept_types(arch) == (["BF16"], [])
+    slot = open_slot(Model(tmp_path, write_model(tmp_path, arch, ModelSpec("file", gated=True)).part, "native", 1))
+    check_rows(arch, slot, 1e-5)
+    slot.close()
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(

@@ -135,7 +135,7 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
     const GgmlFacts f = ggml(kind);
     const size_t groups = size_t(k) / f.group;
     for (size_t at = groups * ggml_codes(f); at + ggml_scales(f) <= tile.size(); at += ggml_scales(f))
-      for (int c = 0; c < kTile * (f.minimum ? 2 : 1); ++c) {
+      for (int c = 0; c < kTile * (f.minimum && f.scale != kZero ? 2 : 1); ++c) {
         const uint16_t half = scale();
         if (f.scale == kExponent)
           tile[at + c] = static_cast<uint8_t>(random.below(8) ? random.between(115, 128) : random.below(3));

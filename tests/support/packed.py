@@ -91,14 +91,17 @@ def meaning(levels: Any, zeros: Any, scales: Any, group: NDArray[np.int64]) -> N
     return np.stack(columns, 1)
 
 
-def gptq(bits: int, group_size: int, act: bool = False, symmetric: bool = True, first: bool = True) -> Packer:
-    """GPTQ; `act`: the groups follow a permutation of the inputs; `first`: zero points are stored less one."""
+def gptq(
+    bits: int, group_size: int, act: bool = False, symmetric: bool = True, first: bool = True, each: bool = False
+) -> Packer:
+    """GPTQ; `act`: groups follow a permutation of the inputs, `each`: another one each; `first`: zeros less one."""
 
     def pack(module: str, value: NDArray[np.float32]) -> tuple[Tensors, NDArray[np.float32]]:
         k = value.shape[1]
         group = np.arange(k) // (k if group_size == -1 else group_size)
         if act:
-            group = group[np.random.default_rng(k).permutation(k)]
+            seed = sum(module.encode()) if each else k
+            group = group[np.random.default_rng(seed).permutation(k)]
         levels, zeros, scales = choose(value, group, bits, symmetric)
         if first and not symmetric:
             zeros = np.maximum(zeros, 1)  # packing -1 spoils its neighbours: no real checkpoint can mean 0
@@ -169,6 +172,31 @@ def int8_rows(module: str, value: NDArray[np.float32]) -> tuple[Tensors, NDArray
     levels = np.clip(np.rint(value / scale.astype(np.float32)), -128, 127).astype(np.int8)
     parts: Tensors = {f"{module}.weight": levels, f"{module}.weight_scale": scale}
     return parts, levels.astype(np.float32) * scale.astype(np.float32)
+
+
+def int8_zeros(module: str, value: NDArray[np.float32]) -> tuple[Tensors, NDArray[np.float32]]:
+    """compressed-tensors, int-quantized: int8 with a scale and a zero point for each row."""
+    low, high = value.min(1, keepdims=True), value.max(1, keepdims=True)
+    scale = ((high - low) / 255).astype(ml_dtypes.bfloat16)
+    step = scale.astype(np.float32)
+    zero = np.clip(np.rint(-128 - low / step), -128, 127).astype(np.int8)
+    levels = np.clip(np.rint(value / step) + zero, -128, 127).astype(np.int8)
+    parts: Tensors = {
+        f"{module}.weight": levels, f"{module}.weight_scale": scale, f"{module}.weight_zero_point": zero
+    }  # fmt: skip
+    return parts, (levels.astype(np.float32) - zero) * step
+
+
+def rescaled(packer: Packer, times: float, dtype: Any) -> Packer:
+    """Pack with scales of another type, times a number."""
+
+    def pack(module: str, value: NDArray[np.float32]) -> tuple[Tensors, NDArray[np.float32]]:
+        parts, meant = packer(module, value)
+        name = f"{module}.weight_scale"
+        scale = (parts[name].astype(np.float32) * times).astype(dtype)
+        return parts | {name: scale}, meant
+
+    return pack
 
 
 def packed_int(bits: int, group_size: int, symmetric: bool = True, act: bool = False) -> Packer:

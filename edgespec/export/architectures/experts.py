@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from edgespec.export.architectures.formula import LAYERS, Part, Switch
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rules import ExpertsRule
 from edgespec.export.architectures.settings import part_of
-from edgespec.export.source.derived import Extra, Floats, columns_of, joined, original
+from edgespec.export.source.derived import Extra, Floats, columns_of, joined, joined_rows, original
 from edgespec.export.source.source import Checkpoint
+from edgespec.export.source.stored import FileRows
 from edgespec.runtimes.files.facts import ExpertFacts
 
 
@@ -37,7 +40,22 @@ def stacked(of: tuple[Extra, ...], experts: int, n: int, k: int, first: int = 0)
         found = whole.reshape(-1, k)[start - at * n : stop - at * n]
         return found if columns is None else found[:, columns]
 
-    return Extra(lambda: (experts * n, k), read, frozenset[str]().union(*(each.origins for each in of)))
+    origins = frozenset[str]().union(*(each.origins for each in of))
+    return Extra(lambda: (experts * n, k), read, origins, lambda: joined_rows(of) if len(of) == experts else None)
+
+
+def alike(parts: dict[str, Extra]) -> dict[str, Extra]:
+    """Keep the matrices of a mixture as their file has them only if all are of one type, as its kernel reads them."""
+
+    @cache
+    def kept() -> bool:
+        found = [rows for part in parts.values() if (rows := part.blocks()) is not None]
+        return len(found) == len(parts) and len({rows.type for rows in found}) == 1
+
+    def blocks(part: Extra) -> Callable[[], FileRows | None]:
+        return lambda: part.blocks() if kept() else None
+
+    return {name: replace(part, blocks=blocks(part)) for name, part in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,7 @@ class Experts(Part):
             at = f"{LAYERS}.{layer}."
             gates = (original(source, at + self.shared_gate),) * facts.always
             found[f"{at}mlp.router.weight"] = joined(original(source, at + first_of(source, at, self.routers)), *gates)
+            parts: dict[str, Extra] = {}
             both = next((pair for pair in self.fused if source.has(at + pair[0])), self.fused[0])
             for part, (n, k, first) in sizes.items():
                 if self.single and source.has(at + self.single.format(0, self.parts[part])):
@@ -113,7 +132,8 @@ class Experts(Part):
                     whole = original(source, f"{at}{self.shared[0]}.{part}_proj.weight")
                     slices = tuple(columns_of(whole, inner * number, inner) for number in range(facts.always))
                     shared = slices if part == "down" else (whole,)
-                found[f"{at}mlp.experts.{part}.weight"] = joined(experts, *shared)
+                parts[f"{at}mlp.experts.{part}.weight"] = joined(experts, *shared)
+            found |= alike(parts)
         return found
 
 

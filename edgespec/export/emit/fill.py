@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.emit.plan import HEADROOM, Matrix, StoragePlan, Stored
+from edgespec.export.emit.plan import HEADROOM, ORDER, Matrix, StoragePlan, Stored
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.native_packing import pack_rows
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
@@ -99,6 +99,9 @@ class _Filler:
                 yield f"{name}_growth", [growth]
             if rotary.axes:
                 yield f"{name}_axes", [np.array(rotary.axes, np.float32)]
+        elif content == "order":
+            own = self.source.blocks(name.removesuffix(ORDER))
+            yield name, [] if own is None or own.order is None else [own.order.astype(np.float32)]
         else:  # learned positions; zeros beyond them, where no token is ever placed
             rows = self.arch.facts.context + HEADROOM
             learnt = self.source.read(name, slice(0, min(rows, self.source.shape(name)[0])))

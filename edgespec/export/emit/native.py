@@ -79,11 +79,7 @@ class NativeOps(Waiting, Pass[Value]):
 
     def interpret(self, trace: Block) -> Value:
         """Write a trace down; it is fused where the matrices of a kernel are of one kind, as a file's may not be."""
-
-        def alike(parts: tuple[Linear, ...]) -> bool:
-            return len({self.program.kind(part.weight) for part in parts}) == 1
-
-        return super().interpret(fuse(trace, alike))
+        return super().interpret(fuse(trace, self.alike))
 
     # -- the operations ------------------------------------------------------------------------------------------------
 

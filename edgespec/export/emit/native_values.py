@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import Activation
 from edgespec.export.architectures.rules import ExpertsRule, Linear, Norm
-from edgespec.export.emit.program import Floats, NativePlan, QuantizedActivations, Scalar, activation_form
+from edgespec.export.emit.program import Floats, Form, NativePlan, QuantizedActivations, Scalar, activation_form
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,11 @@ class Waiting:
 
     def __init__(self, plan: NativePlan) -> None:
         self.arch, self.plan, self.program = plan.arch, plan, plan.program
-        self._ready: dict[tuple[Value, str], QuantizedActivations] = {}  # what was quantized for this sub-layer
+        self._ready: dict[tuple[Value, Form], QuantizedActivations] = {}  # what was quantized for this sub-layer
+
+    def alike(self, parts: tuple[Linear, ...]) -> bool:
+        """Whether matrices are of one kind and multiply the same activations, as those of a file need not."""
+        return len({(self.program.kind(part.weight), self.program.form(part.weight)) for part in parts}) == 1
 
     def _width(self, x: Value) -> int:
         if isinstance(x, LazyProduct):
@@ -118,10 +122,10 @@ class Waiting:
 
     def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> QuantizedActivations:
         """Quantize a value for these matrices, once a sub-layer."""
-        form = activation_form(self.program.kind(parts[0].weight))
+        form = self.program.form(parts[0].weight)
         if isinstance(x, LazyActivation) and (x, form) not in self._ready:
-            kinds = {self.program.kind(part.weight) for part in x.parts}  # the matrices of a file may differ
-            if len(kinds) == 1 and activation_form(kinds.pop()) == form:
+            kind = self.program.kind(x.parts[0].weight)
+            if self.alike(x.parts) and (activation_form(kind), "") == form:
                 made = self._glu(x.x, x.parts, x.activation)
                 if isinstance(made, QuantizedActivations):
                     self._ready[x, form] = made
@@ -132,8 +136,8 @@ class Waiting:
         if key not in self._ready:
             norm = x.norm if isinstance(x, LazyNorm) else None
             floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)
-            others = any(known == x for known, _ in self._ready)  # in another form, in a buffer of that name
-            use = f"{use} as {form}" if others else use
+            others = sum(known == x for known, _ in self._ready)  # in other forms, in buffers of that name
+            use = f"{use} {others}" if others else use
             self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
         return self._ready[key]
 

@@ -36,10 +36,14 @@ from edgespec.runtimes.files.formats import FILE, FILE_KINDS, Format
 from edgespec.runtimes.files.formats import Kind as Packing
 from edgespec.runtimes.files.packing import Packed
 
-Content = Literal["matrix", "rows", "vector", "angles", "positions"]
+Content = Literal["matrix", "rows", "vector", "angles", "positions", "order"]
 WEIGHTS = "model.data"
 INLINE_BYTES = 1024  # smaller tensors sit inside the .onnx file
 SMALL_ALIGN, LARGE_ALIGN = 1 << 12, 1 << 16  # page sizes of Linux and, for large tensors, of Windows mappings
+FLOATS = {"F32", "F16", "BF16"}  # types of files that are not quantized
+ROUTER = ".router.weight"  # how the names of matrices end that choose experts
+ORDER = ".order"  # how the names of the orders of matrices' inputs end
+CHANGED = "matrices that are not stored one by one"
 HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
 
 
@@ -141,7 +145,7 @@ class StoragePlan(WeightLayout):
 
     def form_of(self, name: str) -> Format:
         """How a matrix is stored."""
-        if name.endswith(".router.weight"):  # small, and a choice: rounding would send rows elsewhere
+        if name.endswith(ROUTER):  # small, and a choice: rounding would send rows elsewhere
             return "fp32"
         if name in self.fine:
             return "int8"
@@ -153,7 +157,9 @@ class StoragePlan(WeightLayout):
     def file_kind(self, name: str) -> Packing | None:
         """Return how a matrix of a file is packed as it is; None = its type has no packing, and it becomes int8."""
         rows = self.arch.source.blocks(name)
-        return None if rows is None else FILE_KINDS.get(rows.type)
+        if rows is None or (rows.order is not None and name == self.arch.embedding):
+            return None
+        return FILE_KINDS.get(rows.type)
 
     def width(self, *parts: Linear) -> int:
         """Rows of matrices stacked along n."""
@@ -228,12 +234,19 @@ class StoragePlan(WeightLayout):
 
 
 def kept_types(arch: Architecture) -> tuple[list[str], list[str]]:
-    """Return ggml's types of matrices that are packed as a file has them, and of those that are not, sorted."""
+    """Return the types of matrices that are packed as a file has them, and of those that are not, sorted."""
     found = {True: set[str](), False: set[str]()}
     for name, shape in arch.tensors.items():
-        if len(shape) == 2 and (rows := arch.source.blocks(name)) is not None:
-            found[rows.type in FILE_KINDS].add(rows.type)
+        if len(shape) == 2 and not name.endswith(ROUTER):
+            rows = arch.source.blocks(name)
+            own = CHANGED if rows is None else rows.type
+            found[own in FILE_KINDS].add(own)
     return sorted(found[True]), sorted(found[False])
+
+
+def is_quantized(arch: Architecture) -> bool:
+    """Whether weights of fewer than 16 bits can be packed as a file has them."""
+    return bool(set(kept_types(arch)[0]) - FLOATS)
 
 
 def stacked_name(names: Any) -> str:

@@ -17,7 +17,7 @@ from edgespec.export.architectures.rules import Linear, LogitsRule, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.graph import BOOL, EDGESPEC, FLOAT, INT64, UINT8, GraphBuilder
 from edgespec.export.emit.pieces import stacked_bias, vector
-from edgespec.export.emit.plan import Matrix, StoragePlan, stacked_name
+from edgespec.export.emit.plan import ORDER, Matrix, StoragePlan, stacked_name
 from edgespec.runtimes.files.formats import FILE, SPECS, Format, Kind, acts_of
 from edgespec.runtimes.files.manifest import BytesPerWeight
 from edgespec.runtimes.files.packing import Packed
@@ -51,6 +51,7 @@ class Scalar:
 
 Field: TypeAlias = "int | float | str | Scalar"
 Fields: TypeAlias = "dict[str, Field | None]"
+Form: TypeAlias = "tuple[str, str]"  # kind of activations, and the stored order of a row's numbers ("" = as they are)
 
 
 class Program:
@@ -103,8 +104,11 @@ class Program:
     ) -> QuantizedActivations:
         """Quantize floats, normed first if asked for, to the form that ``matrix`` multiplies."""
         out = self.acts(use, x.width)
-        kind = activation_form(self.kind(matrix))
+        kind, order = self.form(matrix)
         normed: Fields = {"norm": -1, "eps": float(self.arch.eps)} if norm is None else self.norm(norm)
+        if order:
+            self.plan.store_order(order)
+            normed["order"] = self.input(order)
         self.step("quantize", x=x.id, **normed, k=x.width, kind=kind, out=out.id, rows=rows,
                   times=times if rows == 2 else None, first=first if rows == 2 else None)  # fmt: skip
         return out
@@ -166,6 +170,10 @@ class Program:
     def kind(self, name: str) -> Kind:
         """Look up how the matrix ``name`` is stored."""
         return self.plan.kind_of(name)
+
+    def form(self, name: str) -> Form:
+        """Return the form of activations that the matrix ``name`` multiplies."""
+        return activation_form(self.kind(name)), self.plan.order_of(name)
 
     def matrix(self, *parts: Linear, key: str = "w", head_dim: int = 0) -> Fields:
         """Name matrices stacked along n, stored as one: the fields of a step that say it."""
@@ -229,6 +237,7 @@ class NativePlan(StoragePlan):
         super().__init__(arch, form, head, heads, fine)
         self.program = Program(self)
         self._low: dict[str, int] = {}
+        self._orders: dict[bytes, str] = {}  # names of orders of inputs, by their numbers
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
@@ -249,6 +258,19 @@ class NativePlan(StoragePlan):
         kind = self.file_kind(name) if form == FILE else None
         kind = kind or SPECS[form].kind
         return "q8" if kind == "p8" and self.arch.both_ways else kind
+
+    def order_of(self, name: str) -> str:
+        """Name the order of a matrix's inputs, which others may have as well; "" = that of the model."""
+        rows = self.arch.source.blocks(name) if self.form_of(name) == FILE else None
+        if rows is None or rows.order is None:
+            return ""
+        return self._orders.setdefault(rows.order.tobytes(), f"{name}{ORDER}")
+
+    def store_order(self, name: str) -> None:
+        """Store an order of inputs by the name that ``order_of`` gives it."""
+        if name not in self.entries:
+            self.contents.append(("order", name))
+            self.add(name, self.shapes[name.removesuffix(ORDER)][1:], np.float32)
 
     @property
     def low_nibble_bytes(self) -> int:

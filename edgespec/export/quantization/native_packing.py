@@ -1,4 +1,4 @@
-"""Pack rows of a GGUF file's blocks for native operators, and convert them back to float32 (native/pack.cpp)."""
+"""Pack rows of a file's blocks for native operators, and convert them back to float32 (native/pack.cpp)."""
 
 from __future__ import annotations
 

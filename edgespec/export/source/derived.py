@@ -6,8 +6,8 @@ An architecture says with these how its checkpoint becomes the tensors that ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def rows_of(of: Extra, ids: Ids) -> Extra:
         if found is None:
             return None
         read = found.read
-        return FileRows(found.type, lambda rows: read(ids[rows]))
+        return replace(found, read=lambda rows: read(ids[rows]))
 
     return Extra(lambda: (len(ids), *of.shape[1:]), read, of.origins, blocks)
 
@@ -127,7 +127,28 @@ def joined(*parts: Extra) -> Extra:
             at += part.shape[0]
         return np.concatenate(found)
 
-    return Extra(shape, read, frozenset[str]().union(*(part.origins for part in parts)))
+    origins = frozenset[str]().union(*(part.origins for part in parts))
+    return Extra(shape, read, origins, lambda: joined_rows(parts))
+
+
+def joined_rows(parts: Sequence[Extra]) -> FileRows | None:
+    """Return the rows of matrices below each other as their file has them, if they are of one type and in order."""
+    found = [rows for part in parts if (rows := part.blocks()) is not None and rows.order is None]
+    if len(found) < len(parts) or len({rows.type for rows in found}) != 1:
+        return None
+    first = found[0]
+    starts = np.cumsum([0, *(part.shape[0] for part in parts)])
+
+    def read(rows: slice | Ids) -> NDArray[np.uint8]:
+        wanted = np.arange(*rows.indices(int(starts[-1]))) if isinstance(rows, slice) else rows
+        number = np.searchsorted(starts, wanted, "right") - 1  # of each row's part
+        pieces = [found[at].read(wanted[number == at] - starts[at]) for at in np.unique(number)]
+        out = np.empty((len(wanted), *pieces[0].shape[1:]), np.uint8) if pieces else first.read(slice(0, 0))
+        for at, piece in zip(np.unique(number), pieces, strict=True):
+            out[number == at] = piece
+        return out
+
+    return replace(first, read=read)
 
 
 def affine(of: Extra, scale: float = 1.0, shift: float = 0.0) -> Extra:

@@ -329,17 +329,6 @@ def is_projector(file: Path) -> bool:
     return PROJECTOR in file.name.lower()
 
 
-def is_quantized(path: Path) -> bool:
-    """Whether a model is a GGUF file, or a folder of one, whose weights have fewer than 16 bits."""
-    files = [path] if path.suffix == ".gguf" else [] if any(path.glob("*.safetensors")) else sorted(path.glob("*.gguf"))
-    files = [file for file in files if file.is_file() and not is_projector(file)]
-    if not files:
-        return False
-    package = _package(files[0])
-    kinds = {package.GGMLQuantizationType(entry.kind).name for entry in read_gguf_header(files[0])[1].values()}
-    return bool(kinds - PLAIN)
-
-
 def _joined(
     files: Sequence[Path], headers: Sequence[tuple[dict[str, Any], dict[str, Entry]]]
 ) -> tuple[Metadata, dict[str, tuple[Path, Entry]]]:

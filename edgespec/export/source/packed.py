@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.stored import UNQUANTIZED, Plain, Stored, span
+from edgespec.export.source.groups import GroupedRows, is_half, without_kernels
+from edgespec.export.source.stored import UNQUANTIZED, FileRows, Plain, Stored, span
 
 
 def unpack(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = None) -> NDArray[np.uint8]:
@@ -33,10 +35,12 @@ def unpack(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = 
         bits: of a level; divides 32.
         order: for each level of a word, in which place it is; None = in its own.
     """
-    places = range(32 // bits) if order is None else order
-    shifts = np.array([bits * place for place in places], np.uint32)
-    levels = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-    return levels.astype(np.uint8).reshape(*words.shape[:-1], words.shape[-1] * len(shifts))
+    bytes_ = words.view(np.uint8)  # [..., 4 m]
+    mask = np.uint8((1 << bits) - 1)
+    levels = np.stack([bytes_ >> np.uint8(shift) & mask for shift in range(0, 8, bits)], -1)
+    if order is not None:
+        levels = levels.reshape(*words.shape, 32 // bits)[..., list(order)]
+    return levels.reshape(*words.shape[:-1], words.shape[-1] * (32 // bits))
 
 
 def dequantize(
@@ -83,6 +87,26 @@ class Scaled:
         values *= self.scale.raw().astype(np.float32).reshape(grid)[np.ix_(down, across)]
         return values
 
+    def blocks(self) -> FileRows:
+        """Return its rows, with a type that has no kernels where levels are not integers."""
+        return self._blocks
+
+    @cached_property
+    def _blocks(self) -> FileRows:
+        (n, k), (high, wide) = self.shape, self.block
+        if self.levels.dtype != "I8":
+            return without_kernels(self.levels.dtype)
+        grid = -(-n // high), -(-k // wide)
+        scales = self.scale.raw().astype(np.float32).reshape(grid)
+        zeros = np.zeros(grid, np.int16) if self.zero is None else self.zero.raw().astype(np.int16).reshape(grid)
+
+        def parts(rows: slice) -> tuple[NDArray[np.uint8], NDArray[np.int16], NDArray[np.float32]]:
+            down = np.arange(*span(rows, n)) // high
+            return self.levels.raw(rows).view(np.uint8) ^ np.uint8(128), zeros[down] + 128, scales[down]
+
+        rows = GroupedRows(self.file, 8, np.arange(k) // wide, not zeros.any(), parts)
+        return rows.as_blocks(is_half(scales))
+
 
 @dataclass(frozen=True)
 class PackedMatrix:
@@ -107,15 +131,31 @@ class PackedMatrix:
         return self.scales.shape[int(self.turned)], len(self.group)
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        n, k = self.shape
-        rows, columns, every = slice(*span(rows, n)), slice(*span(columns, k)), slice(None)
+        columns = slice(*span(columns, self.shape[1]))
+        levels, zeros, scales = self._parts(rows, columns)
+        return dequantize(levels, zeros.astype(np.float32), scales, self.group[columns])
+
+    def blocks(self) -> FileRows:
+        """Return its rows, with a type that has no kernels where they cannot be taken as they are."""
+        return self._blocks
+
+    @cached_property
+    def _blocks(self) -> FileRows:
+        middle = (1 << (self.bits - 1)) - self.add
+        symmetric = self.bits > 2 and (self.zeros is None or _all_zeros_are(self, middle))
+        rows = GroupedRows(self.file, self.bits, self.group, symmetric, lambda rows: self._parts(rows, slice(None)))
+        return rows.as_blocks(self.scales.dtype == "F16" or is_half(self.scales.raw().astype(np.float32)))
+
+    def _parts(self, rows: slice, columns: slice) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
+        """Read levels [rows, columns], zero points [rows, groups] and scales [rows, groups]."""
+        rows, columns, every = slice(*span(rows, self.shape[0])), slice(*span(columns, self.shape[1])), slice(None)
         scales = self.scales.raw(*((every, rows) if self.turned else (rows,))).astype(np.float32)
         scales = scales.T if self.turned else scales  # [rows, groups]
-        zeros = np.full(scales.shape, 1 << (self.bits - 1), np.float32)
+        zeros = np.full(scales.shape, 1 << (self.bits - 1), np.uint8)
         if self.zeros is not None:
-            points = self._levels(self.zeros, self.axes[1], rows, every).astype(np.int32) + self.add
-            zeros = (points & ((1 << self.bits) - 1)).astype(np.float32)
-        return dequantize(self._levels(self.words, self.axes[0], rows, columns), zeros, scales, self.group[columns])
+            points = self._levels(self.zeros, self.axes[1], rows, every) + np.uint8(self.add)
+            zeros = points & np.uint8((1 << self.bits) - 1)
+        return self._levels(self.words, self.axes[0], rows, columns), zeros, scales
 
     def _levels(self, part: Plain, axis: int, rows: slice, across: slice) -> NDArray[np.uint8]:
         """Unpack the part of some rows -> [rows, inputs or groups]."""

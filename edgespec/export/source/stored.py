@@ -47,8 +47,9 @@ class Stored(Protocol):
 class FileRows:
     """The rows of a matrix as its file has them."""
 
-    type: str  # ggml's name, such as ``Q4_K``
+    type: str  # a name of ``FILE_KINDS``, such as ``Q4_K``, or what no kernels are for
     read: Callable[[slice | NDArray[np.int64]], NDArray[np.uint8]]  # some rows -> uint8 [rows, bytes]
+    order: NDArray[np.int64] | None = None  # the model's input at each place of a row, [k]; None = they are in order
 
 
 @runtime_checkable
@@ -151,6 +152,20 @@ class Plain:
         if self.dtype not in ("F64", "F32", "F16", "BF16"):
             raise self._unreadable()
         return self.raw(rows, columns).astype(np.float32)
+
+    def blocks(self) -> FileRows | None:
+        """Return the rows of a matrix of floats; None of others."""
+        if len(self.shape) != 2 or self.dtype not in ("F32", "F16", "BF16"):
+            return None
+        return FileRows(self.dtype, self._bytes)
+
+    def _bytes(self, rows: slice | NDArray[np.int64]) -> NDArray[np.uint8]:  # [rows, bytes]
+        if isinstance(rows, slice):
+            return self.raw(rows).view(np.uint8)
+        if not len(rows):
+            return self.raw(slice(0, 0)).view(np.uint8)
+        first = int(rows.min())
+        return self.raw(slice(first, int(rows.max()) + 1)).view(np.uint8)[rows - first]
 
     def _unreadable(self) -> ExportError:
         return ExportError(

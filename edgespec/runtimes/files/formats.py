@@ -14,8 +14,9 @@ Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8", "file"]
 GgmlKind = Literal[
     "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"
 ]  # fmt: skip
+GroupKind = Literal["u4x32", "u4x64", "u4x128", "u8x32"]
 HalfKind = Literal["f16", "bf16"]
-Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"] | GgmlKind | HalfKind
+Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"] | GgmlKind | GroupKind | HalfKind
 Family = Literal["blocks", "channels", "floats"]
 BLOCK, TILE = 32, 16  # weights of a row per block, and of MatMulNBits; rows per tile
 MOST_HEAD_DIM, MOST_TAPS = 512, 16  # of a head; tokens that a short convolution sees
@@ -77,7 +78,7 @@ SPECS: dict[Format, FormatSpec] = {
         FormatSpec("int4-64", "q4x64", 3, 4, 64),
         FormatSpec("int8", "p8", 4, 8, 32, devices=True),
         FormatSpec("w8a8", "c8", 2, 8, 0),
-        FormatSpec("fp32", "f32", 18, 32, 0, devices=True),
+        FormatSpec("fp32", "f32", 22, 32, 0, devices=True),
     )
 }
 FORMATS: tuple[Format, ...] = tuple(SPECS)  # that weights can be rounded to
@@ -88,36 +89,40 @@ DEVICE_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() 
 KINDS: dict[Kind, FormatSpec] = {
     spec.kind: spec for spec in (*SPECS.values(), replace(SPECS["int8"], kind="q8", number=1))
 }
-# the weights of a GGUF file as they are: each matrix has its own kind (``GGML``, ``HALVES``, q4, p8), or is int8 where
-# there is none.  Figures are those of Q4_K, of which most such files consist
+# the weights of a quantized model as they are: each matrix has its own kind (``GGML``, ``HALVES``, q4, p8), or is int8
+# where there is none.  Figures are those of Q4_K, of which most GGUF files consist
 FILE: Format = "file"
 SPECS[FILE] = FormatSpec(FILE, "q4_k", 10, 4, 0)
 
 
 @dataclass(frozen=True)
 class GgmlSpec:
-    """A block type of ggml in native layout: the same numbers, with the words of 16 rows interleaved.
+    """A block type in native layout: the same numbers, with the words of 16 rows interleaved.
 
-    A weight is scale * (code - zero), less or plus a minimum.  Q4_0 and Q8_0 are ``q4`` and ``p8``.
+    A weight is scale * (code - zero), less or plus a minimum.  Q4_0 and Q8_0 are ``q4`` and ``p8``.  Types of scale
+    "zero" are those of GPTQ, AWQ and compressed-tensors: a group has a zero point, which is stored less ``zero``, and
+    the minimum is minus scale times that.  Their rows are groups of a float16 scale, a byte and the codes, in the order
+    of Q4_0 or of Q8_0.
     """
 
-    kind: GgmlKind  # ggml's name in small letters
+    kind: GgmlKind | GroupKind  # ggml's name in small letters, or bits and weights of a group
     number: int  # of ``kind`` in C++
-    group: int  # weights of a row that ggml keeps together
+    group: int  # weights of a row that are kept together
     low: int  # bits of a code that are stored together
     high: int  # and of its upper bits, which are stored elsewhere
     share: int  # weights of a row with the same scale
     zero: int  # the code of 0; of types with a table, how much larger its numbers are
-    scale: Literal["half", "times", "exponent"]  # float16, one times a small integer, or a power of 2
-    minimum: bool = False  # whether one is added, or of "times", one times a small integer is taken away
+    # float16, one times a small integer, a power of 2, or float16 with a zero point
+    scale: Literal["half", "times", "exponent", "zero"]
+    minimum: bool = False  # whether one is added, or of "times" and "zero", one times a small integer is taken away
     table: tuple[int, ...] = ()  # what codes stand for, ``zero`` more
 
     @property
     def bytes(self) -> int:
         """Bytes of a group of one row: its codes, and its scales as whole bytes."""
         codes, shared = self.group * (self.low + self.high) // 8, self.group // self.share
-        if self.scale == "exponent":
-            return codes + 1
+        if self.scale in ("exponent", "zero"):
+            return codes + (1 if self.scale == "exponent" else 3)
         halves = 4 if self.minimum else 2
         if self.scale == "half":
             return codes + halves
@@ -141,10 +146,14 @@ GGML: dict[Kind, GgmlSpec] = {
         GgmlSpec("iq4_nl", 13, 32, 4, 0, 32, 128, "half", table=tuple(level + 128 for level in _IQ4)),
         GgmlSpec("iq4_xs", 14, 256, 4, 0, 32, 128, "times", table=tuple(level + 128 for level in _IQ4)),
         GgmlSpec("mxfp4", 15, 32, 4, 0, 32, 16, "exponent", table=tuple(level + 16 for level in _MXFP4)),
+        GgmlSpec("u4x32", 16, 32, 4, 0, 32, 8, "zero", minimum=True),
+        GgmlSpec("u4x64", 17, 64, 4, 0, 32, 8, "zero", minimum=True),
+        GgmlSpec("u4x128", 18, 128, 4, 0, 32, 8, "zero", minimum=True),
+        GgmlSpec("u8x32", 19, 32, 8, 0, 32, 128, "zero", minimum=True),
     )
 }  # fmt: skip
-HALVES: dict[Kind, int] = {"f16": 16, "bf16": 17}  # numbers in C++; weights of 16 bits, multiplied as float32
-# ggml's types by their names, and what matrices of them become
+HALVES: dict[Kind, int] = {"f16": 20, "bf16": 21}  # numbers in C++; weights of 16 bits, multiplied as float32
+# types of files by their names, and what matrices of them become
 FILE_KINDS: dict[str, Kind] = {
     "Q4_0": "q4", "Q8_0": "p8", "F32": "f32", "F16": "f16", "BF16": "bf16", **{name.upper(): name for name in GGML},
 }  # fmt: skip

@@ -1,6 +1,6 @@
-// Weights in ggml's block types and as 16-bit numbers, one at a time: what layout.h says of them, in plain C++.  Tables
-// of the types: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and ggml-quants.c.
-// Static: code compiled for one processor must never be linked into another's path.
+// Weights in block types of files and as 16-bit numbers, one at a time: what layout.h says of them, in plain C++.
+// Tables of the types: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and ggml-quants.c. Static: code
+// compiled for one processor must never be linked into another's path.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -24,6 +24,7 @@ constexpr CodePlace code_place(Kind kind, int b, int i) {
     case kQ4_K: return {b / 2 * 8 + j, b % 2 * 4, 0, 0};
     case kQ5_K: return {b / 2 * 8 + j, b % 2 * 4, j, b};
     case kQ6_K: return {n * 16 + b % 2 * 8 + j, b % 4 / 2 * 4, n * 8 + j, b % 4 * 2};
+    case kU8X32: return {j, 0, 0, 0};
     default: return {b * 4 + j % 4, j / 4 * 4, 0, 0};
   }
 }
@@ -58,6 +59,10 @@ static inline ScaleOf ggml_scale(Kind kind, const uint8_t* scales, int s, int co
     return half_to_float(bits);
   };
   if (f.scale == kExponent) return {exponent_to_half_float(scales[column]), 0};
+  if (f.scale == kZero) {
+    const float d = half(0);
+    return {d, -(d * static_cast<float>(static_cast<int8_t>(scales[kTile * 2 + column])))};
+  }
   const float d = half(0), m = f.minimum ? half(1) : 0;
   if (f.scale == kHalf) return {d, m};
   const uint8_t* times = scales + kTile * 2 * (f.minimum ? 2 : 1) + s * kTile + column;
@@ -66,7 +71,7 @@ static inline ScaleOf ggml_scale(Kind kind, const uint8_t* scales, int s, int co
   return {d * static_cast<float>(static_cast<int8_t>(*times)), -less};
 }
 
-// Weight i of a column of a tile, as ggml dequantizes it.
+// Weight i of a column of a tile, as the file's own tools dequantize it.
 static inline float ggml_weight(Kind kind, const uint8_t* tile, int k, int i, int column) {
   const GgmlFacts f = ggml(kind);
   const int group = i / f.group, in = i % f.group;

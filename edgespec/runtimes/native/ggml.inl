@@ -1,4 +1,4 @@
-// Matrices in ggml's block types (layout.h), and of 16-bit numbers, once for all instruction sets but the
+// Matrices in block types of files (layout.h), and of 16-bit numbers, once for all instruction sets but the
 // specification, over their vector types.  Each of them says how bits become bytes: bfield, badd, blookup, fload_s8,
 // fload_bfloat, and how rows are multiplied: dots.
 
@@ -73,7 +73,7 @@ EDGESPEC_INLINE F ggml_row(const B (&v)[8], const Act& a, const Shares& s, F acc
   if constexpr (f.share == kBlock) {
     const I sum = dots<kMost, 8>(ggml_offset<f.zero>(a.offset), v, a.q);
     acc = fma(itof(sum), fmul(s.scale[0], by), acc);
-    if (f.minimum) acc = f.scale == kTimes ? fnma(s.minimum[0], fset(a.sum), acc) : fma(s.minimum[0], fset(a.sum), acc);
+    if (f.minimum) acc = f.scale == kHalf ? fma(s.minimum[0], fset(a.sum), acc) : fnma(s.minimum[0], fset(a.sum), acc);
   } else {
     const int32_t offsets[2] = {a.first,
                                 static_cast<int32_t>(static_cast<uint32_t>(a.offset) - static_cast<uint32_t>(a.first))};
@@ -123,7 +123,10 @@ void ggml_rows(const uint8_t* tile, int k, const Act* a, int rows, float* y, siz
       d = fload(each);
     } else {
       d = fload_half(reinterpret_cast<const uint16_t*>(scales));
-      if (f.minimum) m = fload_half(reinterpret_cast<const uint16_t*>(scales) + kTile);
+      if constexpr (f.scale == kZero)
+        m = fmul(d, fload_s8(reinterpret_cast<const int8_t*>(scales) + kTile * 2));
+      else if (f.minimum)
+        m = fload_half(reinterpret_cast<const uint16_t*>(scales) + kTile);
     }
     ggml_blocks<kind, 0>(codes, ahead, scales, d, m, a, rows, acc);
   }

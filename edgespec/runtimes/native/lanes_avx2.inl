@@ -200,7 +200,7 @@ inline __m256i moved(const uint8_t* p) {
   __m256i x = load(p);
   if constexpr (Right > 0) x = _mm256_srli_epi16(x, Right);
   if constexpr (Right < 0) x = _mm256_slli_epi16(x, -Right);
-  return _mm256_and_si256(x, _mm256_set1_epi8(Mask));
+  return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(Mask)));
 }
 template <int Right, int Mask>
 inline B bfield(const uint8_t* p) {

@@ -119,11 +119,11 @@ inline __m512i moved(const uint8_t* p) {
 }
 template <int Right, int Mask>
 inline B bfield(const uint8_t* p) {
-  return {_mm512_and_si512(moved<Right>(p), _mm512_set1_epi8(Mask))};
+  return {_mm512_and_si512(moved<Right>(p), _mm512_set1_epi8(static_cast<char>(Mask)))};
 }
 template <int Right, int Mask>
 inline B badd(B x, const uint8_t* p) {  // 0xEA: the first and the second, or the third
-  return {_mm512_ternarylogic_epi64(moved<Right>(p), _mm512_set1_epi8(Mask), x.v, 0xEA)};
+  return {_mm512_ternarylogic_epi64(moved<Right>(p), _mm512_set1_epi8(static_cast<char>(Mask)), x.v, 0xEA)};
 }
 inline B blookup(B x, const uint8_t* table) {
   const __m128i row = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));

@@ -1,5 +1,5 @@
-// Rows of ggml's blocks -> packed matrices (layout.h): the same numbers, 16 rows together.  And back: packed rows as
-// float32.  Structures of blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+// Rows of a file's blocks -> packed matrices (layout.h): the same numbers, 16 rows together.  And back: packed rows as
+// float32.  Structures of ggml's blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -11,7 +11,7 @@
 namespace edgespec {
 namespace {
 
-// The places of things in a block of a row, in bytes; of kinds that ggml has.
+// The places of things in a block of a row, in bytes; of kinds that files have.
 struct Block {
   int bytes;          // of a block
   int codes, high;    // first bytes of the low bits of codes, and of the high ones
@@ -33,6 +33,10 @@ Block block_of(Kind kind) {
     case kIQ4_NL: return {18, 2, 0, 0, 0};
     case kIQ4_XS: return {136, 8, 0, 0, 2};
     case kMXFP4: return {17, 1, 0, 0, 0};
+    case kU4X32: return {19, 3, 0, 0, 2};
+    case kU4X64: return {35, 3, 0, 0, 2};
+    case kU4X128: return {67, 3, 0, 0, 2};
+    case kU8X32: return {35, 3, 0, 0, 2};
     default: return {0, 0, 0, 0, 0};
   }
 }
@@ -95,7 +99,8 @@ void pack_group(Kind kind, const uint8_t* block, int c, uint8_t* codes, uint8_t*
     scales[c] = block[at.scale];
     return;
   }
-  const int halves = f.minimum ? 2 : 1;
+  if (f.scale == kZero) scales[kTile * 2 + c] = block[at.little];
+  const int halves = f.minimum && f.scale != kZero ? 2 : 1;
   for (int i = 0; i < halves; ++i) std::memcpy(scales + (i * kTile + c) * 2, block + at.scale + i * 2, 2);
   if (f.scale != kTimes) return;
   uint8_t own[16];
@@ -143,7 +148,7 @@ void pack_tile(Kind kind, int k, const uint8_t* const* rows, uint8_t* tile, uint
   }
 }
 
-// A kind that rows of ggml's blocks become; kR32: none of that name, or k is not whole blocks.
+// A kind that rows of a file's blocks become; kR32: none of that name, or k is not whole blocks.
 Kind known(const char* name, int k) {
   const auto found = std::find_if(std::begin(kKinds), std::end(kKinds),
                                   [&](const auto& each) { return std::string(each.name) == name; });

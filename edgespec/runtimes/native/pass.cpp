@@ -206,16 +206,24 @@ void Pass::normed(const Step& s, const float* x, float* y) const {
 void Pass::quantize(const Step& s, int row) {
   const float* x = floats(s.x) + source(s, row) * s.k;
   float* target = takes_floats(s.kind) ? static_cast<float*>(act_[s.out]) + size_t(row) * s.k : nullptr;
-  thread_local std::vector<float> kept;
+  thread_local std::vector<float> kept, ordered;
   if (s.norms()) {
     kept.resize(s.k + 16);
-    float* y = target ? target : kept.data();
+    float* y = target && s.order < 0 ? target : kept.data();
     normed(s, x, y);
     x = y;
-  } else if (target) {
-    std::memcpy(target, x, size_t(s.k) * 4);
   }
-  if (target) return;
+  if (s.order >= 0) {
+    ordered.resize(s.k);
+    float* y = target ? target : ordered.data();
+    const float* order = vector(s.order);
+    for (int i = 0; i < s.k; ++i) y[i] = x[order[i] >= 0 && order[i] < s.k ? static_cast<int>(order[i]) : 0];
+    x = y;
+  }
+  if (target) {
+    if (x != target) std::memcpy(target, x, size_t(s.k) * 4);
+    return;
+  }
   const int blocks = blocks_of(s.k), group = row / kRowGroup, stride = rows_in_group(count(s), group);
   Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks + row % kRowGroup;
   k_.quantize(x, s.k, s.kind, out, stride);

@@ -42,7 +42,7 @@
 // ---- keys: indices of weight inputs and of buffers, -1 for none; numbers: without the key, least, most --------------
 WEIGHT(w) WEIGHT(bias) WEIGHT(norm) WEIGHT(beta) WEIGHT(positions) WEIGHT(cos) WEIGHT(sin) WEIGHT(growth)
 WEIGHT(qnorm) WEIGHT(knorm) WEIGHT(vnorm) WEIGHT(gate) WEIGHT(up) WEIGHT(upbias) WEIGHT(rate)
-WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow) WEIGHT(relative) WEIGHT(axes)
+WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow) WEIGHT(relative) WEIGHT(axes) WEIGHT(order)
 BUFFER(x) BUFFER(base) BUFFER(act) BUFFER(out) BUFFER(qx) BUFFER(kx) BUFFER(vx) BUFFER(z) BUFFER(a) BUFFER(b)
 NUMBER(n, 0, 0, kMaxWidth) NUMBER(k, 0, 0, kMaxWidth) NUMBER(at, 0, 0, kMaxWidth)
 NUMBER(rows, 0, 0, 2) NUMBER(times, 1, 1, kMaxTimes) NUMBER(first, 0, 0, kMaxTimes)
@@ -79,9 +79,9 @@ STEP(gate, Gate, kOnce, "index? other? skip?", )
 
 // ---- activations ----------------------------------------------------------------------------------------------------
 
-// (Normed) floats -> what a matrix of that kind multiplies.
-STEP(quantize, Quantize, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] center? eps? k kind? out>acts[k] rows? "
-     "times? first?",
+// (Normed) floats -> what a matrix of that kind multiplies.  order: for each of them, which of x it is.
+STEP(quantize, Quantize, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] center? eps? order?=vector[k] k kind? "
+     "out>acts[k] rows? times? first?",
      NEED(s.beta < 0 || s.norm >= 0, "beta without norm")
      NEED(s.rows == 2 || (s.times == 1 && s.first == 0), "times or first out of place"))
 

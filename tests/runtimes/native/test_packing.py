@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.export.quantization.native_packing import pack_rows, unpack_rows
-from edgespec.runtimes.files.formats import FILE_KINDS, GGML, TILE
+from edgespec.runtimes.files.formats import FILE_KINDS, GGML, TILE, Kind
 from edgespec.runtimes.files.packing import Packed
 
 gguf = pytest.importorskip("gguf")
@@ -46,7 +46,10 @@ def expected(name: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     return np.asarray(values, np.float32)
 
 
-@pytest.mark.parametrize("name", [name for name in FILE_KINDS if name != "F32"])
+GGML_TYPES = [name for name, kind in FILE_KINDS.items() if not kind.startswith("u")]
+
+
+@pytest.mark.parametrize("name", [name for name in GGML_TYPES if name != "F32"])
 @pytest.mark.parametrize("head_dim", [0, 24])
 def test_packed_rows_are_those_of_the_file(name: str, head_dim: int) -> None:
     k, n = 512 if GGML.get(FILE_KINDS[name], GGML["q4_1"]).group > 32 else 96, 72
@@ -71,7 +74,14 @@ def test_packed_rows_are_those_of_the_file(name: str, head_dim: int) -> None:
 
 
 def test_resident_bytes_stay_near_those_of_the_file() -> None:
-    for name, kind in FILE_KINDS.items():
+    for name in GGML_TYPES:
         size, length = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
-        packed = Packed(kind, 1024, 1536)
+        packed = Packed(FILE_KINDS[name], 1024, 1536)
         assert packed.nbytes + packed.low_nbytes <= 1.05 * 1024 * 1536 // size * length, name
+
+
+@pytest.mark.parametrize("kind, bits", [("u4x32", 4), ("u4x64", 4), ("u4x128", 4), ("u8x32", 8)])
+def test_resident_bytes_stay_near_those_of_a_checkpoint(kind: Kind, bits: int) -> None:
+    """Such a checkpoint has a float16 scale and a packed zero point a group."""
+    size = int(kind.split("x")[1])
+    assert Packed(kind, 1024, 1536).nbytes <= 1.05 * 1024 * 1536 * (bits + (16 + bits) / size) / 8

@@ -276,6 +276,42 @@ def test_quantize_with_a_norm(tmp_path: Path, kind: Kind, center: int, beta: int
             assert error.max() < 0.02 * np.abs(found).max()
 
 
+@pytest.mark.parametrize("kind", ["f32", "q8"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_quantize_in_another_order(tmp_path: Path, kind: Kind, normed: bool) -> None:
+    """A matrix whose inputs are permuted gives the bits of the one that reads them in order."""
+    weights, matrix = Weights(), random(WIDTH, WIDTH, seed=3)
+    order = np.random.default_rng(4).permutation(WIDTH)
+    w, o = weights.vector(random(WIDTH, seed=1)), weights.vector(order.astype(np.float32))
+    ordered, plain = weights.matrix(matrix[:, order].copy(), kind), weights.matrix(matrix[:, order].copy(), kind)
+    eye = weights.matrix(np.eye(WIDTH, dtype=np.float32)[order])  # moves the numbers of a row
+    form, norm = "f32" if kind == "f32" else "q4", f"norm={w} eps=1e-5" if normed else "norm=-1"
+    begin = f"floats 0 {WIDTH}\nfloats 1 {WIDTH}\nacts 0 {WIDTH}\nload out=0 k={WIDTH}\n"
+    end = f"linear act=0 w={{}} kind={kind} n={WIDTH} k={WIDTH} out=1\nstore x=1 k={WIDTH}"
+    moved = (
+        f"quantize x=0 {norm} k={WIDTH} kind=f32 out=0\n"
+        f"linear act=0 w={eye} kind=f32 n={WIDTH} k={WIDTH} out=1\nquantize x=1 norm=-1 k={WIDTH} kind={form} out=0\n"
+    )
+    step = f"quantize x=0 {norm} order={o} k={WIDTH} kind={form} out=0\n"
+    nodes = [Node(tmp_path / name, begin + program + end.format(m), weights, WIDTH)
+             for name, program, m in (("moved", moved, plain), ("ordered", step, ordered))]  # fmt: skip
+    for n in ROWS:
+        x = random(n, WIDTH, seed=n)
+        expected, found = (node.run(Rows.chain(n), x)[3] for node in nodes)
+        np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def test_an_order_beyond_the_row_reads_no_other_memory(tmp_path: Path) -> None:
+    weights, eye = Weights(), np.eye(4, dtype=np.float32)
+    order, m = weights.vector(np.array([3, -5, 1e9, np.nan], np.float32)), weights.matrix(eye)
+    program = (
+        f"floats 0 4\nacts 0 4\nload out=0 k=4\nquantize x=0 norm=-1 order={order} k=4 kind=f32 out=0\n"
+        f"linear act=0 w={m} kind=f32 n=4 k=4 out=0\nstore x=0 k=4"
+    )
+    x = np.array([[1, 2, 3, 4]], np.float32)
+    np.testing.assert_array_equal(Node(tmp_path, program, weights, 4).run(Rows.chain(1), x)[3], [[4, 1, 1, 1]])
+
+
 def test_embed_scales_and_adds_positions(tmp_path: Path) -> None:
     weights, table, places = Weights(), random(VOCAB, WIDTH), random(POSITIONS, WIDTH, seed=1)
     for kind, w in (("r32", weights.vector(table)), ("f32", weights.matrix(table))):
