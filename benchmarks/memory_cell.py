@@ -87,7 +87,7 @@ def hold(slot: Slot, text: NDArray[np.int64]) -> None:
     """Let the slot hold a text."""
     slot.tokens[:] = text.tolist()
     if isinstance(slot, NativeRunner):
-        slot._furthest = len(text)
+        slot._hold(slot.tokens, len(text))
 
 
 def fill(slot: Slot, text: NDArray[np.int64], chunk: int) -> None:

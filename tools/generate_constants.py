@@ -54,6 +54,8 @@ def header() -> str:
         "kHeldBytes": (formats.HELD_BYTES, "at the end of a delta rule's states: how many tokens they hold"),
         "kMaxTaps": (formats.MOST_TAPS, "tokens that a short convolution sees"),
         "kSinkRows": (formats.SINK_ROWS, "one tile; the first `sinks` of it are used"),
+        "kLongestPass": (formats.LONGEST_PASS, "rows, of a model with states: a rollback stays within their rows"),
+        "kCheckpoints": (formats.CHECKPOINTS, "of a slot's states, where memory allows"),
     }
     lines = [
         NOTE,

@@ -83,7 +83,7 @@ class DraftCache:
 
     def crop(self, rows: int) -> None:
         """Keep the first ``rows`` rows."""
-        del self.slot.tokens[rows:]
+        self.slot.crop(rows)
 
     def names(self, tokens: Sequence[int]) -> list[int]:
         """Name the rows of a text, including the pending token's, so that rows of equal names are equal.
@@ -99,7 +99,7 @@ class DraftCache:
         """Keep the rows of a text but the last, forget the others, and count them."""
         found = common_prefix(self.slot.tokens, self.names(tokens)[:-1])
         self.crop(found)
-        return found
+        return len(self)
 
     def absorb(self, tokens: Sequence[int], states: Rows) -> None:
         """Append the rows of tokens [n] and the target's hidden states [n, k * hidden]."""

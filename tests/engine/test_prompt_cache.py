@@ -24,6 +24,7 @@ from edgespec.engine.result import Result
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.cache import entries
+from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, PROMPTS, TARGET
 from tests.engine.conftest import keep_prompts
@@ -352,7 +353,7 @@ def test_rows_that_are_still_to_be_moved(native: None, bundles: Callable[..., Pa
         for length in range(496, 514):  # so that they are on both sides of a block's end
             first = engine.generate(prompt[:length], max_new_tokens=12, **tree)
             slots = [session.target for session in engine.sessions.sessions]
-            pending += any(getattr(slot, "_moves", ()) for slot in slots)
+            pending += any(slot._moving for slot in slots if isinstance(slot, NativeSlot))
             whole = [*prompt[:length], *first.tokens, *prompt[length:]]
             writer.generate(whole, max_new_tokens=2, ignore_eos=True, method="ar")
             writer.prompts.finish()

@@ -154,6 +154,10 @@ class ToySlot:
         rows = found if wanted.scored is None else found[len(found) - wanted.scored :]
         return self._said(np.array([guessed(path) for path in rows]), best, hidden)
 
+    def crop(self, length: int) -> int:
+        del self.tokens[length:]
+        return len(self.tokens)
+
     def keep(self, rows: Sequence[int]) -> None:
         self.tokens += [0] * len(rows)
         self.held += list(self._last[rows])

@@ -58,7 +58,7 @@ def accepted(
     run = _Run(target, slot, decoder_of(part), gamma, scale)
     right, offered = np.zeros(gamma, np.int64), np.zeros(gamma, np.int64)
     for text, taps in texts:
-        del slot.tokens[:]
+        slot.crop(0)
         if reads:  # the target's keys, of this text
             target.follow([])
             target.prefill(text[:-1])
@@ -106,7 +106,7 @@ class _Run:
             if not reads:
                 self.slot.keep([0])
             given = self.given(guesses[-1:], state)
-        del self.slot.tokens[kept:]
+        self.slot.crop(kept)
         return guesses
 
     def at_once(self, pending: int, taps: NDArray[np.float32]) -> list[int]:

@@ -1,10 +1,9 @@
 // The C interface (edgespec.h): checks arguments and returns results; texts.h does the work.
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <new>
 #include <string>
 
+#include "guarded.h"
 #include "node.h"
 #include "team.h"
 #include "texts.h"
@@ -15,44 +14,6 @@ namespace {
 
 constexpr int kMostThreads = 512, kMostSlots = 1 << 16;
 constexpr int64_t kMostTokens = int64_t(1) << 32;
-
-thread_local std::array<char, 512> g_error{};
-
-// Errors may quote any bytes of a file: bytes that are not UTF-8 become question marks.
-void set_error(const char* what) noexcept {
-  size_t size = 0;
-  while (*what) {
-    const auto first = static_cast<uint8_t>(*what);
-    const size_t length = first < 0x80 ? 1 : first >= 0xf0 && first < 0xf5 ? 4 : first >= 0xe0 ? 3 : 2;
-    bool good = first < 0x80 || (first >= 0xc2 && first < 0xf5);
-    for (size_t i = 1; good && i < length; ++i) {
-      const auto next = static_cast<uint8_t>(what[i]);
-      const uint8_t least = i > 1 ? 0x80 : first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-      const uint8_t most = i > 1 ? 0xbf : first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-      good = next >= least && next <= most;
-    }
-    if (size + (good ? length : 1) >= g_error.size()) break;
-    if (good)
-      for (size_t i = 0; i < length; ++i) g_error[size++] = *what++;
-    else
-      g_error[size++] = '?', ++what;
-  }
-  g_error[size] = 0;
-}
-
-template <class Work>
-int guarded(Work work) noexcept {
-  try {
-    work();
-    return EDGESPEC_OK;
-  } catch (const std::invalid_argument& error) {
-    set_error(error.what());
-    return EDGESPEC_REFUSED;
-  } catch (const std::bad_alloc&) { set_error("edgespec: no memory"); } catch (const std::exception& error) {
-    set_error(error.what());
-  }
-  return EDGESPEC_NO_MEMORY;
-}
 
 bool is_exact_f32(const Program& program) {
   for (const Step& s : program.steps)
@@ -190,7 +151,10 @@ int edgespec_cache_open(edgespec_model* model, int32_t slots, int64_t tokens, in
     made->memory.reset(static_cast<uint8_t*>(std::calloc(size_t(slots) * made->each + 64, 1)));
     if (!made->memory) throw std::bad_alloc();
     made->base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(made->memory.get()) + 63) & ~uintptr_t(63));
-    made->slots.resize(size_t(slots));
+    for (size_t slot = 0; slot < size_t(slots); ++slot) {
+      made->slots.push_back({Text(layout, model->program.state_length)});
+      made->slots.back().text.attach(made->base + slot * made->each);
+    }
     *cache = made.release();
   });
 }
@@ -200,13 +164,12 @@ void edgespec_cache_close(edgespec_cache* cache) { delete cache; }
 uint64_t edgespec_cache_bytes(const edgespec_cache* cache) {
   if (!cache) return 0;
   uint64_t bytes = uint64_t(cache->each) * cache->slots.size();
-  for (const Slot& slot : cache->slots)
-    for (const auto& kept : slot.checkpoints) bytes += kept.second.size() * 4;
+  for (const Slot& slot : cache->slots) bytes += slot.text.checkpoint_bytes();
   return bytes;
 }
 
 int64_t edgespec_cache_length(const edgespec_cache* cache, int32_t slot) {
-  return cache && slot >= 0 && size_t(slot) < cache->slots.size() ? cache->slots[slot].length : -1;
+  return cache && slot >= 0 && size_t(slot) < cache->slots.size() ? cache->slots[slot].text.length() : -1;
 }
 
 int edgespec_prefill(edgespec_cache* cache, int32_t slot, const int64_t* tokens, int64_t count) {
@@ -234,36 +197,17 @@ int edgespec_keep(edgespec_cache* cache, int32_t slot, const int32_t* rows, int3
   return guarded([&] {
     if (!cache || count < 0 || (count && !rows)) refuse("expected a cache and rows");
     Slot& s = cache->at(slot);
-    for (int32_t i = 0; i < count; ++i)
-      if (rows[i] < s.first || rows[i] >= s.first + s.rows || cache->parents[rows[i]] != (i ? rows[i - 1] : -1))
-        refuse("row " + std::to_string(rows[i]) + " does not continue those before it, or is not of slot " +
-               std::to_string(slot) + " in the last pass");
-    std::vector<Move> moved;
-    for (int32_t i = 0; i < count; ++i)
-      if (rows[i] - s.first != i) moved.push_back({slot, s.length + rows[i] - s.first, s.length + i});
-    cache->moves.insert(cache->moves.end(), moved.begin(), moved.end());
-    s.length += count;
-    s.rows = 0;
+    const std::vector<int64_t> wide(rows, rows + count);
+    s.text.keep(wide.data(), count, s.first);
   });
 }
 
 int edgespec_crop(edgespec_cache* cache, int32_t slot, int64_t length, int64_t* left) {
   return guarded([&] {
     if (!cache || length < 0) refuse("expected a cache and a length");
-    Slot& s = cache->at(slot);
-    int64_t same = std::min(length, s.length);
-    if (same < s.length) {
-      // tokens that the next pass moves are not in place yet; they only move forward, so the remaining ones need no
-      // move
-      if (!is_lost(*cache, slot, same)) {
-        s.checkpoints.erase(s.checkpoints.upper_bound(same), s.checkpoints.end());
-      } else {
-        same = go_back(*cache, slot, same);
-        cache->drop_moves(slot);
-      }
-      s.length = same;
-    }
-    s.rows = 0;
+    Text& text = cache->at(slot).text;
+    text.forget_rows();
+    const int64_t same = text.crop(length);
     if (left) *left = same;
   });
 }
@@ -271,8 +215,7 @@ int edgespec_crop(edgespec_cache* cache, int32_t slot, int64_t length, int64_t* 
 int edgespec_checkpoint(edgespec_cache* cache, int32_t slot) {
   return guarded([&] {
     if (!cache) refuse("expected a cache");
-    cache->at(slot);
-    if (!cache->stateful()) return;
+    if (!cache->at(slot).text.has_checkpoints()) return;
     const std::lock_guard<std::mutex> lock(cache->model.mutex);
     keep_states(*cache, slot);
   });

@@ -5,6 +5,8 @@
 
 namespace edgespec {
 
+constexpr int64_t kCommitted = -1;  // source of a move: that many tokens are committed, states may hold them
+
 // Learned tables of coded keys, per layer and KV head: int4 scale and zero point [2][dim]; nomad centroids [dim /
 // sub][sub][16].  Null for formats without tables.
 struct CodeTables {

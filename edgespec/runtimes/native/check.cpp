@@ -14,9 +14,28 @@ constexpr int kMostRows = 1 << 23;  // what a phase can count
 
 }  // namespace
 
+void check_reach(const Program& program, const std::vector<Tensor>& weights, const bool* gates, const Reach& rows) {
+  program.each(gates, [&](const Step& s) {
+    const auto bytes = [&](int id) { return weights[static_cast<size_t>(id)].bytes; };
+    if (s.positions >= 0 && static_cast<size_t>(rows.last) >= bytes(s.positions) / (size_t(s.k) * 4))
+      fail("position " + std::to_string(rows.last) + " is beyond the table of positions");
+    if (s.op == Op::kEmbed || s.op == Op::kBlend) {
+      const int64_t least = s.op == Op::kEmbed && program.inserted ? -rows.inserted : 0;
+      for (int64_t r = 0; r < rows.count; ++r)
+        if (rows.tokens[r] < least || rows.tokens[r] >= s.n)
+          fail("token " + std::to_string(rows.tokens[r]) + " is outside the vocabulary");
+    } else if (s.op == Op::kInsert) {
+      for (int64_t r = 0; r < rows.count; ++r)
+        if (rows.tokens[r] < -rows.inserted) fail("row " + std::to_string(-1 - rows.tokens[r]) + " was not inserted");
+    } else if (s.op == Op::kHeads && s.rotary) {
+      if (static_cast<size_t>(rows.furthest) >= std::min(bytes(s.cos), bytes(s.sin)) / (size_t(s.rotary) * 2))
+        fail("position " + std::to_string(rows.furthest) + " is beyond the table of angles");
+    }
+  });
+}
+
 void Pass::check() const {
-  const int64_t *tokens = plan(0), *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4),
-                *places = plan(5);
+  const int64_t *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4), *places = plan(5);
   if (in_.rows > kMostRows || int64_t(in_.heads) * active_.times > kMostRows ||
       int64_t(in_.rows) * in_.layout.heads > kMostRows)
     fail("a pass of too many rows");
@@ -73,27 +92,10 @@ void Pass::check() const {
     if (w.kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63))
       fail("packed weights must be aligned to 64 bytes");
   }
-  program_.each(in_.gates, [&](const Step& s) {
-    if (s.positions >= 0 && static_cast<size_t>(last) >= in_.weights[s.positions].bytes / (size_t(s.k) * 4))
-      fail("position " + std::to_string(last) + " is beyond the table of positions");
-    if (s.op == Op::kEmbed || s.op == Op::kBlend) {
-      const int64_t least = s.op == Op::kEmbed && program_.inserted ? -in_.inserted_rows : 0;
-      for (int r = 0; r < in_.rows; ++r)
-        if (tokens[r] < least || tokens[r] >= s.n)
-          fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");
-    } else if (s.op == Op::kLoad) {
-      if (in_.hidden_rows != in_.rows || in_.hidden_width != program_.given)
-        fail("hidden states [" + std::to_string(in_.hidden_rows) + ", " + std::to_string(in_.hidden_width) +
-             "]: expected [" + std::to_string(in_.rows) + ", " + std::to_string(program_.given) + "]");
-    } else if (s.op == Op::kInsert) {
-      for (int r = 0; r < in_.rows; ++r)
-        if (tokens[r] < -in_.inserted_rows) fail("row " + std::to_string(-1 - tokens[r]) + " was not inserted");
-    } else if (s.op == Op::kHeads && s.rotary) {
-      const size_t angles = std::min(in_.weights[s.cos].bytes, in_.weights[s.sin].bytes) / (size_t(s.rotary) * 2);
-      if (static_cast<size_t>(furthest) >= angles)
-        fail("position " + std::to_string(furthest) + " is beyond the table of angles");
-    }
-  });
+  if (active_.loads && (in_.hidden_rows != in_.rows || in_.hidden_width != program_.given))
+    fail("hidden states [" + std::to_string(in_.hidden_rows) + ", " + std::to_string(in_.hidden_width) +
+         "]: expected [" + std::to_string(in_.rows) + ", " + std::to_string(program_.given) + "]");
+  check_reach(program_, in_.weights, in_.gates, {plan(0), in_.rows, last, furthest, in_.inserted_rows});
 }
 
 // Cross-attention caches that rows see or fill must exist, with enough rows.

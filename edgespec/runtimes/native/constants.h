@@ -13,6 +13,8 @@ constexpr int kStateRows = 144;  // a pass of 128 rows and what the first of the
 constexpr int kHeldBytes = 64;  // at the end of a delta rule's states: how many tokens they hold
 constexpr int kMaxTaps = 16;  // tokens that a short convolution sees
 constexpr int kSinkRows = 16;  // one tile; the first `sinks` of it are used
+constexpr int kLongestPass = 128;  // rows, of a model with states: a rollback stays within their rows
+constexpr int kCheckpoints = 4;  // of a slot's states, where memory allows
 
 // Kinds of packed matrices, in the order of kKinds.
 enum Kind : int { kQ4, kQ8, kC8, kQ4x64, kP8, kQ4_1, kQ5_0, kQ5_1, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS, kMXFP4, kU4X32, kU4X64, kU4X128, kU8X32, kF16, kBF16, kF32, kR8, kR32 };

@@ -15,7 +15,6 @@ namespace edgespec {
 
 constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
 constexpr int kPiece = 1 << 10;   // numbers of a chunk of activate: whole vectors
-constexpr int64_t kCommitted = -1;
 
 struct Tensor {
   const void* data = nullptr;
@@ -95,6 +94,17 @@ struct Visible {
   // The first position that a row sees through a window (0: all).
   int64_t oldest(int window) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
 };
+
+// Rows of a text as far as a program's tables must reach: their tokens (below 0: one of the inserted rows), and the
+// furthest of their positions and of those that they turn by.
+struct Reach {
+  const int64_t* tokens;
+  int64_t count, last, furthest, inserted = 0;
+};
+
+// Throws std::invalid_argument: a token outside the vocabulary, or a position beyond a table, of the steps that the
+// gates leave on.
+void check_reach(const Program& program, const std::vector<Tensor>& weights, const bool* gates, const Reach& rows);
 
 // Buffers of a pass, kept from pass to pass.
 struct Scratch {

@@ -1,44 +1,40 @@
 #include "texts.h"
 
-#include <cstring>
-#include <iterator>
-
 #include "team.h"
 
 namespace edgespec {
 
-constexpr int kLeastKept = 16;  // tokens: shorter beginnings are read again as fast
-constexpr size_t kCheckpoints = 4;
 constexpr int kMostTop = 1024;
 
 // ---- passes --------------------------------------------------------------------------------------------------------
 
+// Rows of a pass that continue the text of one slot.
+struct Run {
+  int32_t slot;
+  Rows rows;
+};
+
 // Plans [6][rows] of rows that continue the texts of slots and each other, or follow `parents`.
-static void plan_rows(edgespec_cache& cache, const edgespec_request& r, Planned& p, std::vector<int>& parents) {
+static std::vector<Run> plan_rows(edgespec_cache& cache, const edgespec_request& r, Planned& p, int64_t how = 0) {
   if (r.rows < 1 || r.rows > kMostRequestRows) refuse("a pass of " + std::to_string(r.rows) + " rows");
   const size_t n = size_t(p.rows = r.rows);
   if (!r.tokens && !r.inputs) refuse("expected tokens or inputs");
   p.plan.assign(6 * n, 0);
-  parents.assign(n, -1);
-  int64_t *tokens = p.plan.data(), *positions = tokens + n, *slots = positions + n, *visible = slots + n,
-          *behind = visible + n, *places = behind + n;
-  int first = 0;
+  if (r.tokens) std::copy_n(r.tokens, n, p.plan.begin());
+  std::vector<Run> parts;
   for (int i = 0; i < r.rows; ++i) {
     const int32_t slot = r.slots ? r.slots[i] : 0;
-    const int64_t length = cache.at(slot).length;
-    if (i && slot < slots[i - 1]) refuse("rows must be in order of their slots");
-    if (i && slot != slots[i - 1]) first = i;
-    const int parent = r.parents ? r.parents[i] : i > first ? i - 1 : -1;
-    if (parent < -1 || parent >= i || (parent >= 0 && parent < first))
-      refuse("row " + std::to_string(i) + " continues row " + std::to_string(parent) +
-             ": expected -1, or an earlier one of its slot");
-    tokens[i] = r.tokens ? r.tokens[i] : 0;
-    slots[i] = slot;
-    visible[i] = length;
-    behind[i] = parents[i] = parent;
-    positions[i] = parent < 0 ? length : positions[parent] + 1;
-    places[i] = length + i - first;
+    cache.at(slot);
+    if (parts.empty() || slot != parts.back().slot) {
+      if (i && slot < parts.back().slot) refuse("rows must be in order of their slots");
+      parts.push_back({slot, {p.plan.data(), r.rows, i, 0, 0, r.parents ? how | kTree : how}});
+    }
+    Rows& rows = parts.back().rows;
+    if (r.parents) rows.line(kParents)[rows.count] = r.parents[i];
+    ++rows.count;
   }
+  for (const Run& part : parts) cache.slots[part.slot].text.plan(part.rows, part.slot);
+  return parts;
 }
 
 // The gates of a request: all of the model, or what it says.
@@ -121,67 +117,55 @@ edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inp
   return found;
 }
 
-// The same with the moves that wait, and with word of what the states of the pass's slots shall hold: their texts, and
-// `read` tokens more.
-static edgespec_result launch_text(edgespec_cache& cache, Planned& p, const float* inputs, int top, int read) {
+// The same with what waits for the pass; `read` rows of it are part of their text at once.
+static edgespec_result launch_text(edgespec_cache& cache, Planned& p, const std::vector<Run>& parts,
+                                   const float* inputs, int top, int read) {
   edgespec_result found{};
-  const int64_t* slots = p.plan.data() + 2 * size_t(p.rows);
-  for (const Move& m : cache.moves) p.moves.insert(p.moves.end(), {m.slot, m.from, m.to});
-  for (int i = 0; cache.delta() && i < p.rows; ++i)
-    if (!i || slots[i] != slots[i - 1])
-      p.moves.insert(p.moves.end(), {slots[i], kCommitted, cache.slots[slots[i]].length + read});
+  const auto runs = [&](size_t slot) {
+    return std::any_of(parts.begin(), parts.end(), [&](const Run& part) { return size_t(part.slot) == slot; });
+  };
+  for (size_t slot = 0; slot < cache.slots.size(); ++slot) {
+    const Text& text = cache.slots[slot].text;
+    if (!text.moves() && !(text.delta() && runs(slot))) continue;
+    p.moves.resize(p.moves.size() + 3 * size_t(text.waiting()));
+    text.write_moves(p.moves.data() + p.moves.size() - 3 * size_t(text.waiting()), int64_t(slot), read, false);
+  }
+  for (const Run& part : parts) cache.slots[part.slot].text.make_room(part.rows.count);
   try {
     found = launch(cache, p, inputs, top);
   } catch (const std::invalid_argument&) { throw; } catch (...) {  // some of it may have been done
-    for (int i = 0; i < p.rows; ++i) cache.clear(slots[i]);
-    while (!cache.moves.empty()) cache.clear(cache.moves.back().slot);
+    for (size_t slot = 0; slot < cache.slots.size(); ++slot)
+      if (cache.slots[slot].text.moves() || runs(slot)) cache.slots[slot].text.clear();
     cache.forget_pass();
     throw;
   }
-  cache.moves.clear();
+  for (Slot& slot : cache.slots) slot.text.moved();
   cache.forget_pass();
-  for (int i = 0; i < p.rows; ++i) {
-    Slot& slot = cache.slots[slots[i]];
-    slot.first = slot.rows ? slot.first : i;
-    ++slot.rows;
-    slot.furthest = std::max(slot.furthest, slot.length + slot.rows);
+  for (const Run& part : parts) {
+    cache.slots[part.slot].text.run(part.rows);
+    cache.slots[part.slot].first = part.rows.first;
   }
   return found;
 }
 
 edgespec_result run_pass(edgespec_cache& cache, const edgespec_request& r) {
   Planned p;
-  std::vector<int> parents;
-  plan_rows(cache, r, p, parents);
-  if (cache.stateful() && r.rows > kLongestPass)
-    refuse("a pass of " + std::to_string(r.rows) + " rows: expected at most " + std::to_string(kLongestPass));
+  const std::vector<Run> parts = plan_rows(cache, r, p);
   choose_heads(r, p);
   p.gates = gates_of(cache.model, r);
-  const edgespec_result found = launch_text(cache, p, r.inputs, r.top, 0);
-  cache.parents = std::move(parents);
-  return found;
+  return launch_text(cache, p, parts, r.inputs, r.top, 0);
 }
 
 void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int64_t count) {
-  const edgespec_model& model = cache.model;
-  const int64_t length = cache.at(slot).length, end = length + count, room = cache.layout.capacity(cache.each);
+  const int64_t length = cache.at(slot).text.length(), room = cache.layout.capacity(cache.each);
   if (count > room - length)
     refuse(std::to_string(count) + " tokens after " + std::to_string(length) + ": expected at most " +
            std::to_string(room) + " in a slot");
-  edgespec_request whole{};
-  const auto gates = gates_of(model, whole);
-  const auto bytes = [&](int weight) { return model.file.weights[size_t(weight)].bytes; };
-  model.program.each(gates.get(), [&](const Step& s) {
-    if (s.op == Op::kEmbed || s.op == Op::kBlend)
-      for (int64_t i = 0; i < count; ++i)
-        if (tokens[i] < 0 || tokens[i] >= s.n)
-          refuse("token " + std::to_string(tokens[i]) + " is outside the vocabulary");
-    if (count && s.positions >= 0 && uint64_t(end) > bytes(s.positions) / (size_t(s.k) * 4))
-      refuse("position " + std::to_string(end - 1) + " is beyond the table of positions");
-    if (count && s.op == Op::kHeads && s.rotary &&
-        uint64_t(end) > std::min(bytes(s.cos), bytes(s.sin)) / (size_t(s.rotary) * 2))
-      refuse("position " + std::to_string(end - 1) + " is beyond the table of angles");
-  });
+  if (!count) return;
+  const edgespec_model& model = cache.model;
+  const int64_t last = length + count - 1;
+  check_reach(model.program, model.file.weights, gates_of(model, edgespec_request{}).get(),
+              {tokens, count, last, last});
 }
 
 void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count) {
@@ -191,78 +175,28 @@ void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int 
   r.tokens = tokens;
   r.slots = slots.data();
   Planned p;
-  std::vector<int> parents;
-  plan_rows(cache, r, p, parents);
+  const std::vector<Run> parts = plan_rows(cache, r, p, kRead);
   p.gates = gates_of(cache.model, r);
-  launch_text(cache, p, nullptr, 0, count);
-  cache.slots[slot].length += count;
-  cache.forget_pass();
-}
-
-// ---- states --------------------------------------------------------------------------------------------------------
-
-// Visits the contents of a checkpoint of `tokens` tokens: for each layer the rows that the next token sees, and the
-// data after the rows.
-template <class Visit>
-static void each_state(edgespec_cache& cache, int32_t slot, int64_t tokens, Visit visit) {
-  const KvLayout& layout = cache.layout;
-  const size_t width = size_t(layout.state_width), rest = layout.state_bytes() / 4 - kStateRows * width;
-  for (int layer = 0; layer < layout.states; ++layer) {
-    const Cache kv = cache.of(slot);
-    for (int64_t t = std::max<int64_t>(0, tokens - cache.model.program.state_length + 1); t < tokens; ++t)
-      visit(kv.state(layer, t), width);
-    if (rest) visit(kv.matrix(layer), rest);
-  }
-}
-
-// Carries out what `keep` left to the next pass.
-static void settle(edgespec_cache& cache, int32_t slot) {
-  const bool behind = cache.delta() && cache.held(slot).first < cache.slots[slot].length;
-  if (!behind && cache.moves.empty()) return;
-  const int64_t token = 0;
-  edgespec_request r{};
-  r.rows = 1;
-  r.tokens = &token;
-  r.slots = &slot;
-  Planned p;
-  std::vector<int> parents;
-  if (behind) plan_rows(cache, r, p, parents);  // a row that is forgotten
-  p.gates = gates_of(cache.model, r);
-  launch_text(cache, p, nullptr, 0, 0);
-  cache.forget_pass();
-}
-
-bool is_lost(edgespec_cache& cache, int32_t slot, int64_t same) {
-  const Slot& s = cache.slots[slot];
-  return (cache.stateful() && (s.furthest - same > kLongestPass || same < s.since)) || cache.held(slot).second > same;
-}
-
-int64_t go_back(edgespec_cache& cache, int32_t slot, int64_t most) {
-  Slot& s = cache.slots[slot];
-  s.checkpoints.erase(s.checkpoints.upper_bound(most), s.checkpoints.end());
-  const int64_t left = s.checkpoints.empty() ? 0 : s.checkpoints.rbegin()->first;
-  cache.hold(slot, 0);
-  if (left) {
-    const float* from = s.checkpoints.rbegin()->second.data();
-    each_state(cache, slot, left, [&](float* to, size_t count) {
-      std::memcpy(to, from, count * 4);
-      from += count;
-    });
-  }
-  s.furthest = s.since = left;
-  return left;
+  launch_text(cache, p, parts, nullptr, 0, count);
+  cache.slots[slot].text.keep(nullptr, count);
 }
 
 void keep_states(edgespec_cache& cache, int32_t slot) {
-  settle(cache, slot);
-  Slot& s = cache.slots[slot];
-  if (s.length < kLeastKept) return;
-  s.checkpoints.erase(s.checkpoints.lower_bound(s.length), s.checkpoints.end());
-  std::vector<float> states;
-  each_state(cache, slot, s.length,
-             [&](const float* from, size_t count) { states.insert(states.end(), from, from + count); });
-  s.checkpoints[s.length] = std::move(states);
-  while (s.checkpoints.size() > kCheckpoints) s.checkpoints.erase(std::next(s.checkpoints.begin()));
+  Text& text = cache.slots[slot].text;
+  const bool behind = text.delta() && text.held().first < text.length();
+  if (behind || text.moves()) {  // what `keep` left to the next pass; behind: by a row that is forgotten
+    const int64_t token = 0;
+    edgespec_request r{};
+    r.rows = 1;
+    r.tokens = &token;
+    r.slots = &slot;
+    Planned p;
+    std::vector<Run> parts;
+    if (behind) parts = plan_rows(cache, r, p, kDraft);
+    p.gates = gates_of(cache.model, r);
+    launch_text(cache, p, parts, nullptr, 0, 0);
+  }
+  text.checkpoint();
 }
 
 }  // namespace edgespec

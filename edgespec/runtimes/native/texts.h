@@ -1,27 +1,22 @@
 // State of texts in slots for the C interface (edgespec.h), and the inputs of passes that follow from it.
-// edgespec/runtimes/slots/native.py keeps the same state for the custom operator.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "books.h"
 #include "edgespec.h"
+#include "guarded.h"
 #include "model_file.h"
 #include "threads.h"
 
 namespace edgespec {
 
-constexpr int kLongestPass = 128;  // of a model with states: a rollback stays within their rows
 constexpr int64_t kMostRequestRows = 1 << 20;
-
-[[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
 
 // Indices of gates (Gates in native_runner.py), derived from the steps that they switch.
 struct Gates {
@@ -46,15 +41,8 @@ struct Gates {
 };
 
 struct Slot {
-  int64_t length = 0;
-  int64_t furthest = 0;     // tokens ever written, of those whose states may be lost
-  int64_t since = 0;        // tokens before which no row of states is there, only what the next one reads
-  int first = 0, rows = 0;  // of the last pass, that may be kept
-  std::map<int64_t, std::vector<float>> checkpoints;  // states by tokens
-};
-
-struct Move {
-  int64_t slot, from, to;
+  Text text;
+  int64_t first = 0;  // row of the last pass that its rows begin at
 };
 
 struct Results {
@@ -112,46 +100,19 @@ struct edgespec_cache {
   std::unique_ptr<uint8_t, edgespec::FreeBytes> memory;
   uint8_t* base = nullptr;
   std::vector<edgespec::Slot> slots;
-  std::vector<edgespec::Move> moves;  // before the next pass
-  std::vector<int> parents;           // of the last pass
-  edgespec::Results results;          // of the last pass; not in the model, because its other caches may run passes
+  edgespec::Results results;  // of the last pass; not in the model, because its other caches may run passes
 
   explicit edgespec_cache(edgespec_model& of) : model(of) { ++model.users; }
   ~edgespec_cache() { model.release(); }
   edgespec_cache(const edgespec_cache&) = delete;
   edgespec_cache& operator=(const edgespec_cache&) = delete;
 
-  edgespec::Cache of(int64_t slot) { return {base + size_t(slot) * each, layout}; }
-  bool stateful() const { return model.program.states > 0; }
-  bool delta() const { return model.program.state_matrix > 0; }
-
   edgespec::Slot& at(int32_t slot) {
     if (slot < 0 || size_t(slot) >= slots.size()) edgespec::refuse("slot " + std::to_string(slot) + " does not exist");
     return slots[slot];
   }
-  // Tokens that a slot's states hold: the fewest and the most of its layers.
-  std::pair<int64_t, int64_t> held(int64_t slot) {
-    std::pair<int64_t, int64_t> found{INT64_MAX, 0};
-    for (int layer = 0; delta() && layer < layout.states; ++layer) {
-      const int64_t tokens = *of(slot).applied(layer);
-      found = {std::min(found.first, tokens), std::max(found.second, tokens)};
-    }
-    return found;
-  }
-  void hold(int64_t slot, int64_t tokens) {
-    for (int layer = 0; delta() && layer < layout.states; ++layer) *of(slot).applied(layer) = tokens;
-  }
-  void drop_moves(int64_t slot) {
-    moves.erase(std::remove_if(moves.begin(), moves.end(), [&](const edgespec::Move& m) { return m.slot == slot; }),
-                moves.end());
-  }
   void forget_pass() {
-    for (edgespec::Slot& slot : slots) slot.rows = 0;
-  }
-  void clear(int64_t slot) {
-    slots[slot] = {};
-    hold(slot, 0);
-    drop_moves(slot);
+    for (edgespec::Slot& slot : slots) slot.text.forget_rows();
   }
 };
 
@@ -175,12 +136,6 @@ void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int6
 
 // Appends tokens to a slot's text, without the LM head.
 void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count);
-
-// Whether states that rows after `same` tokens read are overwritten, or hold more.
-bool is_lost(edgespec_cache& cache, int32_t slot, int64_t same);
-
-// Restores the states of the last checkpoint of at most `most` tokens -> its tokens, 0: there is none.
-int64_t go_back(edgespec_cache& cache, int32_t slot, int64_t most);
 
 // Keeps the states of a slot's text as it is.
 void keep_states(edgespec_cache& cache, int32_t slot);

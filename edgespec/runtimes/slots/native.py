@@ -14,12 +14,13 @@ import numpy as np
 from edgespec.decoding.target import EMBEDDING, Ids, Output, Pass, Target
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
+from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.files.manifest import MARKOV
 from edgespec.runtimes.files.session_file import fill
+from edgespec.runtimes.slots.books import DRAFT, HYPOTHESES, MUTUAL, READ
 from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, VISIBLE, NativeRunner
-from edgespec.runtimes.slots.slot import Slot, depths_of
+from edgespec.runtimes.slots.slot import Slot
 
 
 class NativeSlot(NativeRunner):
@@ -30,41 +31,46 @@ class NativeSlot(NativeRunner):
     # -- the Target contract ---------------------------------------------------------------------------------------
 
     def crop(self, length: int) -> int:
-        del self.tokens[length:]
-        same = len(self.tokens)
-        if self._turns is not None:
-            self._turns.crop(same)
-        if self._lost(same):
+        same = min(length, len(self.tokens))
+        left = self._books.crop(same)
+        if left < same:
             self._marks.add(same)  # what was gone back to once is likely to be gone back to again
-            same = self._restart(same)
-        elif self._checkpoints:
-            self._checkpoints.crop(same)
-        self._certain = same
-        return same
+        return self._forget(left)
+
+    def _forget(self, left: int) -> int:
+        """Forget the tokens that the books have forgotten."""
+        del self.tokens[left:]
+        if self._turns is not None:
+            self._turns.crop(left)
+        return left
 
     def cropped(self, length: int) -> int:
-        same = min(length, len(self.tokens))
-        if not self._lost(same):
-            return same
-        kept = self._checkpoints.lengths if self._checkpoints else []
-        return max((at for at in kept if at <= same), default=0)
+        return self._books.cropped(length)
 
-    def _lost(self, same: int) -> bool:
-        """Tell whether exact keys or states that rows after ``same`` tokens read are overwritten, or hold more."""
-        gone = self.stateful and (self._furthest - same > LONGEST_PASS or same < self._since)
-        return bool(gone or (self._held > same).any())
+    def keep(self, rows: Sequence[int]) -> None:
+        count = len(rows)
+        if count and rows[-1] != count - 1:  # a path with gaps
+            self._books.keep(rows)
+            self._may_wait = True
+        elif self._books.try_keep(None, count) < 0:
+            raise self._books.refusal()
+        tokens, self._pending = self._pending[0], ([], None)
+        self.tokens.extend([tokens[row] for row in rows])
 
     def mark(self, lengths: Sequence[int], most: int) -> None:
         self._marks = set(lengths)
-        if self._checkpoints:
-            self._checkpoints.limit(most)
+        self._books.limit(most)
 
     def taken_up(self) -> bool:
-        if (self._held != len(self.tokens)).any():
+        if self._books.behind:
             self._restart()
             return False
         self.remember()
         return True
+
+    def _restart(self) -> None:
+        self._books.restart()
+        self._forget(0)
 
     def attend(self, memory: Memory) -> None:
         """Attend over this cross-attention cache from now on; tokens read with another source are forgotten."""
@@ -90,27 +96,22 @@ class NativeSlot(NativeRunner):
         assert isinstance(other, NativeSlot)
         if other.beside != self.beside:
             return self.crop(0)
-        # tokens that the next pass moves are not in place yet
-        same = other.cropped(min([length, *(to for _, _, to in other._moves)]))
+        same = other._books.lends(length)
         if not same:
             return self.crop(0)
-        back = other._lost(same)  # to a checkpoint
-        self._copy(other, same, same if back else other.furthest)
-        self._since = other._since
-        if self._checkpoints and other._checkpoints:
-            self._checkpoints.share(other._checkpoints, same)
-        return self._restart(same) if back else same
+        self._copy(other, same)
+        return self._forget(self._books.begin_like(other._books, same))
 
-    def _copy(self, other: NativeSlot, tokens: int, furthest: int) -> None:
+    def _copy(self, other: NativeSlot, tokens: int) -> None:
         """Hold the first tokens of another slot."""
-        arrays = self.take_up(other.tokens[:tokens], furthest)
+        arrays = self.take_up(other.tokens[:tokens], tokens)
         fill(arrays, other._whole()[: self.kv.nbytes(self.model.facts, tokens)])
 
     def remember(self) -> None:
         """Keep the states of the text as it is now."""
-        if self._checkpoints and not self.revocable and (self._held == len(self.tokens)).all():
+        if self._books.has_checkpoints and not self.revocable and not self._books.behind:
             self._settle()
-            self._checkpoints.take(self._head, len(self.tokens))
+            self._books.checkpoint()
 
     def end_of_piece(self, tokens: Sequence[int], stop: int) -> int:
         stop = min(stop, len(tokens))
@@ -119,7 +120,9 @@ class NativeSlot(NativeRunner):
     def read(self, tokens: Sequence[int], aux_hidden: bool = False) -> Iterator[Output]:
         past = len(self.tokens)
         self.reserve(past + len(tokens))
-        marks = [mark - past for mark in self._marks if past < mark <= past + len(tokens)] if self._checkpoints else []
+        marks = [mark - past for mark in self._marks if past < mark <= past + len(tokens)]
+        if not self._books.has_checkpoints:
+            marks = []
         start = 0
         for stop in sorted(marks):
             yield from super().read(tokens[start:stop], aux_hidden)
@@ -127,15 +130,13 @@ class NativeSlot(NativeRunner):
             start = stop
         yield from super().read(tokens[start:], aux_hidden)
 
-    def _move(self, rows: list[tuple[int, int]]) -> None:
-        self._moves = [(self.number, at, to) for at, to in rows]
-
     # -- a pass --------------------------------------------------------------------------------------------------------
 
     def run(self, wanted: Pass) -> Output:
         if wanted.whole and not wanted.aux_hidden:  # what every round of a text asks for needs no check
             assert wanted.tokens is not None
-            n = self._place_text(wanted.tokens, wanted.parents)
+            n = len(wanted.tokens)
+            self._plan(wanted.tokens, wanted.parents)
             if self._selected is not self._ordinary:
                 self._select(*self._ordinary)
             return self._likeliest(self._launch(n, n, top=wanted.top, hidden=wanted.hidden))
@@ -146,8 +147,6 @@ class NativeSlot(NativeRunner):
             return self._score(wanted)
         n = self._place(wanted)
         self._choose(wanted)
-        if wanted.read:
-            self._certain = len(self.tokens) + n
         coarse = wanted.draft and self.kv.codes is not None
         if coarse:
             self._read_codes(True)
@@ -165,28 +164,10 @@ class NativeSlot(NativeRunner):
             output.share = (wanted.layers[1] - wanted.layers[0]) / self.layers
         return self._likeliest(output)
 
-    def _place_text(
-        self, tokens: Ids, parents: Ids | None, offset: int = 0, kept: bool = True, draft: bool = False
-    ) -> int:
-        """Plan rows [n] after the text, which wait to be ``kept`` if they are no ``draft`` -> n."""
-        past, n = len(self.tokens) + offset, len(tokens)
-        if kept and n > LONGEST_PASS and self.model.facts.convolutions:
-            raise InvalidRequest(f"a pass of {n} rows: expected at most {LONGEST_PASS}", "prefill first")
-        plan, above = self._plan(tokens, past), None
-        if parents is not None:
-            above = parents.tolist()
-            plan[PARENT] = parents
-            plan[POSITION] = past + depths_of(above)
-        if past + n > self._furthest:
-            self._furthest = past + n  # kept or not, the rows are in the ring
-        if not draft:
-            self._pending = (tokens.tolist(), above)
-        return n
-
     def _place(self, wanted: Pass) -> int:
         """Plan the rows of any pass but one of heads or hypotheses -> how many."""
         tokens = self._given(wanted)
-        past, n = len(self.tokens) + wanted.offset, len(tokens)
+        n = len(tokens)
         if wanted.tokens is None and wanted.layers is not None and self.model.facts.layer_embedding:
             raise InvalidRequest("layers of this model look tokens up: expected tokens with the inputs, got none")
         if wanted.inputs is not None:
@@ -194,11 +175,8 @@ class NativeSlot(NativeRunner):
         if wanted.of is not None:
             self._place_in(wanted.of, wanted.visible)
             return n
-        kept = not wanted.draft and wanted.scored != 0
-        self._place_text(tokens, wanted.parents, wanted.offset, kept, wanted.draft)
-        plan = self._bound["plan"].array
-        if wanted.block:
-            plan[POSITION], plan[PARENT], plan[VISIBLE] = plan[PLACE], -1, past + n
+        how = DRAFT * wanted.draft + READ * wanted.read + MUTUAL * wanted.block
+        plan = self._plan(tokens, wanted.parents, wanted.offset, how)
         if wanted.read and self._both_ways and int(tokens.max(initial=0)) >= INSERTED:
             self._see_blocks(plan, tokens)
         return n
@@ -206,7 +184,7 @@ class NativeSlot(NativeRunner):
     def _place_in(self, other: Target, visible: Ids | None) -> None:
         """Plan one row after the visible tokens of another slot; its own keys and values are not kept."""
         assert visible is not None
-        plan = self._plan(np.zeros(1, np.int64), 0)  # the cache is the other slot's: this one's need not grow
+        plan = self._nowhere(1)  # the cache is the other slot's: this one's need not grow
         self._borrow(other)
         # its place is a token that it sees anyway: nothing is written there
         plan[POSITION], plan[VISIBLE], plan[PLACE], plan[SLOT] = visible, visible, visible - 1, self.number
@@ -273,11 +251,9 @@ class NativeSlot(NativeRunner):
     def _score(self, wanted: Pass) -> Output:
         """Run rows that each continue some beginning of the text."""
         assert wanted.visible is not None
-        n, past, facts = len(self._given(wanted)), len(self.tokens), self.model.facts
+        n, past = len(self._given(wanted)), len(self.tokens)
         least = int(wanted.visible.min())
-        reach = max(self._furthest, past + n) - least + facts.taps
-        behind = facts.delta is not None and (wanted.visible < past).any()
-        if behind or (facts.convolutions and (reach > STATE_ROWS or least < self._since)):
+        if not self._books.reaches(least, n):
             return self._score_in_turn(wanted)
         if self.kv.ring and past + n - least > LONGEST_PASS:
             raise InvalidRequest(
@@ -289,15 +265,11 @@ class NativeSlot(NativeRunner):
     def _score_here(self, wanted: Pass) -> Output:
         tokens, visible = self._given(wanted), wanted.visible
         assert visible is not None
-        n, past = len(tokens), len(self.tokens)
-        plan = self._plan(tokens, past)
-        if wanted.parents is not None:
-            plan[PARENT] = wanted.parents
-        plan[VISIBLE] = visible
-        plan[POSITION] = visible + depths_of(plan[PARENT].tolist())
+        n = len(tokens)
+        self.model.buffer("plan", (6, n), np.int64).array[VISIBLE] = visible
+        self._plan(tokens, wanted.parents, how=HYPOTHESES | DRAFT)
         if self._turns is not None:
             self._offsets = self._turns.behind(visible)
-        self._furthest = max(self._furthest, past + n)
         self._choose(wanted)
         scored = n if wanted.scored is None else wanted.scored
         return self._likeliest(self._launch(n, scored, top=wanted.top, hidden=wanted.hidden))
@@ -322,14 +294,6 @@ class NativeSlot(NativeRunner):
                 hidden[part] = found.hidden
         self.prefill(text[len(self.tokens) :])
         return Output(logits, hidden)
-
-    def _restart(self, most: int = 0) -> int:
-        """Forget the text after the last checkpoint of at most ``most`` tokens, or all of it; returns its length."""
-        self._held[:] = 0
-        left = self._checkpoints.restore(self._head, most) if self._checkpoints else 0
-        del self.tokens[left:]
-        self._moves, self._furthest, self._certain, self._since = [], left, left, left
-        return left
 
     def _see_blocks(self, plan: Ids, chunk: Ids) -> None:  # [6, n], [n]
         """Let all rows of a part of an image see each other."""

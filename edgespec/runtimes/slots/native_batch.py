@@ -15,9 +15,8 @@ from edgespec.decoding.target import BEST, Ids, Output, Pass
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.blocks import BlockPool
-from edgespec.runtimes.slots.kv_reader import tokens_held
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, grown
+from edgespec.runtimes.slots.native_runner import POSITION, grown
 from edgespec.runtimes.slots.shared import Bound, Model
 
 
@@ -49,29 +48,20 @@ class NativeBatch:
             slot.close()
         vars(self).clear()
 
-    def renew(self, number: int, blocks: Sequence[int]) -> None:
+    def renew(self, number: int) -> None:
         """Put a new slot where one was closed, and free its memory."""
         if not self._closing:
-            self.pool.release(blocks)
             self.pool.clear(number)
             self.slots[number] = BatchSlot(self, number, self._context)
 
-    def take_block(self) -> int:
-        """Give a slot a block of the pool -> its number."""
-        before = self.pool.bound
-        number = self.pool.take()
-        self._follow(before)
-        return number
-
     def make_room(self, blocks: int) -> None:
         """Make room for this many blocks in each slot."""
-        before = self.pool.bound
         self.pool.make_room(self.width * blocks)
-        self._follow(before)
+        self.follow()
 
-    def _follow(self, before: Bound) -> None:
+    def follow(self) -> None:
         """Use the pool's new address, if it has moved."""
-        if self.pool.bound is not before:
+        if self._runner.moved_from(self.pool):
             self._runner.attach()
             for slot in self.slots:
                 slot.attach()
@@ -100,24 +90,17 @@ class NativeBatch:
             raise InvalidRequest(f"{rows} rows in a pass: expected at most {LONGEST_PASS}", "gather fewer sequences")
         for slot, wanted in passes:
             slot._need_room(len(slot.tokens) + len(_rows(wanted)))  # before anything is planned
-        plans: list[Ids] = []  # [6, n] each, or more
-        runner, first = self._runner, [0] * len(passes)
-        at = 0
+        runner, first, at = self._runner, [0] * len(passes), 0
+        plan = runner.begin(rows)
         for i in order:
-            slot, wanted = passes[i]
-            plan = slot.planned(wanted)
-            plan[PARENT] += np.where(plan[PARENT] >= 0, at, 0)
-            runner._moves += slot.take_moves()
-            plans.append(plan)
-            if slot.memory is not None:
-                runner.memories = slot.memory.of.bound
-            first[i], at = at, at + plan.shape[1]
+            first[i] = at
+            at = passes[i][0].gather(runner, plan, at, passes[i][1])
         joint = Pass(
             top=int(all(wanted.top for wanted in wants)),
             hidden=any(wanted.hidden for wanted in wants),
             aux_hidden=any(wanted.aux_hidden for wanted in wants),
         )
-        output = runner.gathered(np.concatenate(plans, axis=1), joint)
+        output = runner.gathered(rows, [slot for slot, _ in passes], joint)
         return [_part(output, first[i], wanted) for i, wanted in enumerate(wants)]
 
     @property
@@ -134,8 +117,6 @@ class BatchSlot(NativeSlot):
 
     def __init__(self, batch: NativeBatch, number: int, context: int | None) -> None:
         self.batch, self.number, self.table_bits = batch, number, 2 * batch.pool.entries
-        self._numbers: list[int] = []  # of the blocks in the pool
-        self._shared = 0  # blocks from here on belong only to this slot
         super().__init__(batch.model, context=context, reserve=0)
         self.attach()
 
@@ -144,7 +125,7 @@ class BatchSlot(NativeSlot):
         pool = self.batch.pool
         self._cache = self._bind("kv", pool.bound)
         self._head, self._table = pool.head(self.number), pool.table(self.number)
-        self._held = tokens_held(self._head, self.model.facts)
+        self._books.attach(self._head)
         self.capacity = self.batch.capacity
 
     def reserve(self, tokens: int) -> None:
@@ -155,93 +136,60 @@ class BatchSlot(NativeSlot):
     def kv_bytes(self) -> int:
         """Bytes of its head, its checkpoints and its blocks; of one that it shares its part."""
         pool = self.batch.pool
-        kept = len(self._head) + (self._checkpoints.nbytes if self._checkpoints else 0)
-        return kept + round(pool.block_bytes * float((1 / pool.counts[self._numbers]).sum()))
+        return len(self._head) + self._books.checkpoint_bytes + pool.share_of(self.number)
 
     def close(self) -> None:
-        batch, number, blocks = self.batch, self.number, self._numbers
+        batch, number = self.batch, self.number
         super().close()
-        batch.renew(number, blocks)
+        batch.renew(number)
 
     def crop(self, length: int) -> int:
         same = super().crop(length)
-        self._moves = [move for move in self._moves if move[2] < same]
-        self._keep_blocks(max([same, *(at + 1 for _, at, _ in self._moves)]))
+        self.batch.pool.trim(self.number, self._books.needed)
         return same
 
-    def _keep_blocks(self, tokens: int) -> None:
-        """Free the blocks after the first ``tokens`` tokens."""
-        kept = -(-tokens // KV_BLOCK)
-        gone = self._numbers[kept:]
-        del self._numbers[kept:]
-        self._table[kept : kept + len(gone)] = -1
-        self.batch.pool.release(gone)
-
     def _own(self, first: int, end: int) -> None:
-        at, have = first // KV_BLOCK, len(self._numbers)
-        if at >= self._shared and end <= KV_BLOCK * have:
-            return
-        pool = self.batch.pool
-        for block in range(at, min(self._shared, have)):
-            old = self._numbers[block]
-            if pool.counts[old] > 1:
-                self._numbers[block] = new = self.batch.take_block()
-                pool.block(new)[:] = pool.block(old)
-                self._table[block] = new
-                pool.release([old])
-        self._shared = min(self._shared, at)
-        for block in range(have, -(-end // KV_BLOCK)):
-            self._numbers.append(self.batch.take_block())
-            self._table[block] = self._numbers[block]
+        self.batch.pool.own(self.number, first, end)
+        self.batch.follow()
 
-    def _copy(self, other: NativeSlot, tokens: int, furthest: int) -> None:
+    def _copy(self, other: NativeSlot, tokens: int) -> None:
         if not (isinstance(other, BatchSlot) and other.batch is self.batch):
-            super()._copy(other, tokens, furthest)
+            super()._copy(other, tokens)
             return
-        pool, whole = self.batch.pool, tokens // KV_BLOCK
-        pool.refer(other._numbers[:whole])
-        self._keep_blocks(0)
-        self._hold(other.tokens[:tokens], furthest)
-        self._numbers = other._numbers[:whole]
-        self._table[:whole] = self._numbers
-        self._shared, other._shared = whole, max(other._shared, whole)
-        self._own(tokens, tokens)  # the rest of them is a part of a block
-        if tokens % KV_BLOCK:
-            pool.block(self._numbers[whole])[:] = pool.block(other._numbers[whole])
-        self._head[:] = other._head
+        self.batch.pool.share(self.number, other.number, tokens)
+        self.batch.follow()
+        self._hold(other.tokens[:tokens], tokens)
 
     def _arrays(self, tokens: int) -> list[NDArray[np.uint8]]:
         return [self._head, *self._blocks(0, -(-tokens // KV_BLOCK))]
 
     def _blocks(self, first: int, last: int) -> list[NDArray[np.uint8]]:
-        return [self.batch.pool.block(number) for number in self._numbers[first:last]]
+        pool = self.batch.pool
+        return [pool.block(number) for number in pool.numbers(self.number)[first:last]]
 
     def _whole(self) -> NDArray[np.uint8]:
         pool = self.batch.pool
         return np.concatenate([*self._arrays(len(self.tokens)), np.zeros(pool.block_bytes, np.uint8)])
 
-    def planned(self, wanted: Pass) -> Ids:
-        """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here; then memories, and turns."""
-        self._place_text(self._given(wanted), wanted.parents)
-        lines = [self._bound["plan"].array, *([self._bound["sources"].array] if self.attends else [])]
+    def gather(self, runner: _Runner, plan: Bound, first: int, wanted: Pass) -> int:
+        """Plan rows, which may be kept, from row ``first`` of a common pass on -> the row after them."""
+        tokens = self._given(wanted)
+        past, rows = len(self.tokens), slice(first, first + len(tokens))
+        self._own(past, past + len(tokens))
+        self._fill(plan, plan.array[:, rows], first, tokens, wanted.parents)
+        if self.attends:
+            number, seen, runner.memories = self._sources(len(tokens))
+            runner._bound["sources"].array[:, rows] = [[number], [seen]]
         if self._turns is not None:
-            self._turn(lines[0].shape[1])
-            lines.append(self._bound["axes"].array)
-        return np.concatenate(lines)
-
-    def take_moves(self) -> list[tuple[int, int, int]]:
-        """Hand over the moves (slot, from, to) that come before the next pass."""
-        moves, self._moves = self._moves, []
-        if self.model.facts.delta:
-            moves = [*moves, (self.number, COMMITTED, self._committed())]
-        return moves
+            runner._bound["axes"].array[:, rows] = plan.array[POSITION, rows] + self._offsets
+        return rows.stop
 
 
 def shared_bytes(slots: Sequence[BatchSlot]) -> int:
     """Bytes of blocks that slots have in common: of each block, once less than there are slots that refer to it."""
     found = 0
     for batch in {slot.batch for slot in slots}:
-        numbers = [number for slot in slots if slot.batch is batch for number in slot._numbers]
+        numbers = [number for slot in slots if slot.batch is batch for number in batch.pool.numbers(slot.number)]
         found += (len(numbers) - len(set(numbers))) * batch.pool.block_bytes
     return found
 
@@ -249,10 +197,8 @@ def shared_bytes(slots: Sequence[BatchSlot]) -> int:
 class _Runner(NativeSlot):
     """Runs gathered plans over the caches of all slots; it has no sequence."""
 
-    commits = False
-
     def __init__(self, model: Model, pool: BlockPool, context: int | None, capacity: int) -> None:
-        self._gathered = np.zeros((6, 0), np.int64)
+        self._slots: Sequence[BatchSlot] = ()  # of the next pass
         self.memories: Bound | None = None  # of all slots
         self._pool, self.table_bits = pool, 2 * pool.entries
         super().__init__(model, context=context, reserve=0)
@@ -267,17 +213,42 @@ class _Runner(NativeSlot):
         """Use the pool's current address."""
         self._cache = self._bind("kv", self._pool.bound)
 
-    def gathered(self, plan: Ids, wanted: Pass) -> Output:
-        """Run a plan [6, n]; more rows select cross-attention caches (2) and rotary positions (3)."""
-        self._gathered, n = plan, plan.shape[1]
-        self._attach("plan", (6, n), np.int64)[:] = plan[:6]
+    def moved_from(self, pool: BlockPool) -> bool:
+        """Whether the pool has another address."""
+        return self._cache is not pool.bound
+
+    def begin(self, rows: int) -> Bound:
+        """Bind the inputs of a pass with this many rows -> its plan."""
+        self._attach("plan", (6, rows), np.int64)
         if self.attends:
-            self._see(n, plan[6], plan[7], self.memories)
+            self._attach("sources", (2, rows), np.int64)
+        if self._turns is not None:
+            self._attach("axes", (3, rows), np.int64)
+        return self._bound["plan"]
+
+    def gathered(self, n: int, slots: Sequence[BatchSlot], wanted: Pass) -> Output:
+        """Run the rows that these slots have planned."""
+        self._slots = slots
+        if self.memories is not None and self._bound["memory"] is not self.memories:
+            self._bind("memory", self.memories)
         self._select(self._at.embed)
         return self._likeliest(self._launch(n, n, top=wanted.top, hidden=wanted.hidden, aux_hidden=wanted.aux_hidden))
 
     def _turn(self, n: int) -> None:
-        self._attach("axes", (3, n), np.int64)[:] = self._gathered[-3:]
+        """Leave it to the slots."""
+
+    def _bind_moves(self, read: int) -> int:
+        waiting = [slot._books.waiting for slot in self._slots]
+        self._attach("moves", (sum(waiting), 3), np.int64)
+        at = self._bound["moves"].address
+        for slot, count in zip(self._slots, waiting, strict=True):
+            slot._books.moves(at, slot.number, read, slot.revocable)
+            at += 24 * count
+        return sum(waiting)
+
+    def _moved(self) -> None:
+        for slot in self._slots:
+            slot._moved()
 
 
 def _rows(wanted: Pass) -> Ids:  # [n]

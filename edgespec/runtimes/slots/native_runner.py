@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import BEST, EMBEDDING, OPTIONAL, Ids, Output, Rows, SkipSet, Target, common_prefix
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS
+from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.kv import state_bytes
-from edgespec.runtimes.slots.checkpoints import Checkpoints, copy_states, put_states
+from edgespec.runtimes.slots.books import DRAFT, TREE, Books
 from edgespec.runtimes.slots.inserted import Turns
-from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
+from edgespec.runtimes.slots.kv_reader import read_cache
 from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Slot
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
-COMMITTED = -1  # source of a move: that many tokens are committed, states may hold them
 TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
 COLUMNS = 2048  # factor, in the control of the top, of the number of columns of the LM head that are computed
 
@@ -82,12 +81,10 @@ def grown(model: Model, tokens: int, capacity: int) -> tuple[int, int]:
 class NativeRunner(Slot):
     """The cache of a slot and running passes over it; ``NativeSlot`` chooses them.
 
-    ``commits``: passes receive the number of committed tokens, which the states of delta rules hold afterwards.
     ``number``: index of the slot in its cache.  ``table_bits``: of the control, if blocks are in a pool: twice the
     entries of a slot's table.
     """
 
-    commits = True
     number, table_bits = 0, 0
 
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
@@ -122,19 +119,14 @@ class NativeRunner(Slot):
         self._offsets: Ids | int = 0  # of the rotary positions of the planned rows, [3, n]
         if self.attends:
             self._bind("memory", Bound(np.zeros((0, 8), np.uint8)))
-        commits = [(self.number, COMMITTED, 0)] if self.commits and model.facts.delta else []
-        self._no_moves = self._bind("moves", Bound(np.array(commits, np.int64).reshape(-1, 3)))
-        self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
-        # codes of keys are exact only for the newest tokens, which would have to be copied as well
-        self._checkpoints = Checkpoints(model.facts) if model.facts.convolutions and not self.kv.ring else None
+        self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
+        self._books = Books(model.facts, self.kv.ring)
+        self._commits = model.facts.delta is not None  # every pass is given how many tokens states may hold
+        self._may_wait = self._commits  # or rows were kept that have to be moved
         self._marks: set[int] = set()  # lengths of the text at which checkpoints are taken
-        self.stateful = bool(self.kv.ring or model.facts.convolutions)  # exact recent keys, states: they are not kept
-        self._certain = 0  # tokens that will not be taken back
-        self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
-        self._since = 0  # tokens before which no row of states or exact keys is there, only what the next one reads
+        self.stateful = self._books.stateful  # exact recent keys, states: they are not kept
         self._cache: Bound | None = None
         self._head = np.zeros(0, np.uint8)  # states and exact recent keys, [bytes]
-        self._held = np.zeros(0, np.int64)  # [layers with a delta rule]: tokens that the states of each hold, in place
         self._ordinary = (at.embed, -1, None, None, True)  # arguments of ``_select``: the whole model
         self._selected: object = None  # its last arguments
         self._cut = 0  # columns of the LM head that the gates' passes compute, the first ones; 0 = all
@@ -153,21 +145,20 @@ class NativeRunner(Slot):
             array[:, : held.shape[1]] = held
         self._cache = self._bind("kv", Bound(array))
         self._head = array[0, : self.kv.header_bytes(self.model.facts)]
-        self._held = tokens_held(self._head, self.model.facts)
+        self._books.attach(self._head)
         self.capacity = capacity
 
     @property
     def kv_bytes(self) -> int:
-        kept = self._checkpoints.nbytes if self._checkpoints else 0
-        return kept + (0 if self._cache is None else self._cache.array.nbytes)
+        return self._books.checkpoint_bytes + (0 if self._cache is None else self._cache.array.nbytes)
 
     def stand_in(self, tokens: int) -> None:
         self.reserve(tokens)
         self._own(0, tokens)
         for array in self._arrays(tokens):
             array[:] = 0  # untouched pages would cost no reading
-        self._hold([0] * tokens, max(self._furthest, tokens))
-        self._held[:] = tokens
+        self._hold([0] * tokens, max(self.furthest, tokens))
+        self._books.set_held(tokens)
 
     def held(self) -> list[NDArray[Any]]:
         self._settle()
@@ -181,12 +172,10 @@ class NativeRunner(Slot):
 
     def _hold(self, tokens: Sequence[int], furthest: int) -> None:
         """Say that the cache has these tokens."""
-        if self._checkpoints:
-            self._checkpoints.crop(0)
-        self.tokens, self._moves = list(tokens), []
+        self.tokens = list(tokens)
         if self._turns is not None:
             self._turns.crop(0)
-        self._certain, self._furthest, self._since = len(tokens), furthest, 0
+        self._books.hold(len(tokens), furthest)
 
     def _arrays(self, tokens: int) -> list[NDArray[np.uint8]]:  # [bytes] each
         """View the part of the cache that ``tokens`` tokens take: the head, then their blocks."""
@@ -201,7 +190,7 @@ class NativeRunner(Slot):
         """Prepare tokens ``first`` to ``end`` for writing, so that no other slot reads the written blocks."""
 
     def part(self, start: int, stop: int) -> list[NDArray[Any]]:
-        if self._moves:
+        if self._moving:
             self._settle()
         return self._blocks(start // KV_BLOCK, -(-stop // KV_BLOCK))
 
@@ -215,8 +204,7 @@ class NativeRunner(Slot):
         if not self.stateful:
             return super().state()
         self._settle()
-        states = copy_states(facts, self._head, len(self.tokens)) if facts.convolutions else np.zeros(0, np.float32)
-        return np.concatenate([states.view(np.uint8), self._head[state_bytes(facts) :]])
+        return np.concatenate([self._books.states().view(np.uint8), self._head[state_bytes(facts) :]])
 
     def put_state(self, state: NDArray[np.uint8]) -> bool:  # [bytes]
         facts = self.model.facts
@@ -227,12 +215,11 @@ class NativeRunner(Slot):
         if cut < 0 or cut % 4 or (cut > 0) != bool(facts.convolutions):
             return False
         recent[:] = state[cut:]
-        self._since = len(self.tokens)
-        return not cut or put_states(facts, self._head, len(self.tokens), state[:cut].view(np.float32))
+        return self._books.put_states(state[:cut].view(np.float32))
 
     @property
     def furthest(self) -> int:
-        return max(len(self.tokens), self._furthest)
+        return self._books.furthest
 
     def snapshot(self) -> dict[str, Rows]:
         self._settle()
@@ -242,39 +229,66 @@ class NativeRunner(Slot):
 
     def _settle(self) -> None:
         """Carry out what ``keep`` left to the next pass; not between a pass and ``keep``."""
-        if (self._held < len(self.tokens)).any():  # by a row that is forgotten
-            self._plan(np.zeros(1, np.int64), len(self.tokens))
+        behind = self._books.behind > 0
+        if behind or self._moving:
+            self._plan(np.zeros(int(behind), np.int64), how=DRAFT)  # a row that is forgotten
             self._select(self._at.embed)
-            self._launch(1, 0)
-        elif self._moves:
-            self._plan(np.zeros(0, np.int64), len(self.tokens))
-            self._select(self._at.embed)
-            self._launch(0, 0)
+            self._launch(int(behind), 0)
 
-    def _plan(self, tokens: Ids, past: int) -> Ids:  # [n] -> [6, n]
-        """Bind the plan of a chain after ``past`` tokens; callers change what differs."""
-        n = len(tokens)
+    @property
+    def _moving(self) -> bool:
+        """Whether rows are to be moved before the next pass."""
+        return self._books.waiting > self._commits
+
+    def _plan(self, tokens: Ids, parents: Ids | None = None, offset: int = 0, how: int = 0) -> Ids:  # [n] -> [6, n]
+        """Bind the plan of rows after the text and ``offset`` rows more; callers change what differs.
+
+        Args:
+            tokens, parents: of a pass.
+            how: see ``Books.plan``.
+        """
+        n, past = len(tokens), len(self.tokens) + offset
         if past + n > self.capacity:
             self._need_room(past + n)
         if n and self.table_bits:
             self._own(past, past + n)
-        plan = self._attach("plan", (6, n), np.int64)
-        if n and max(tokens.tolist()) >= INSERTED:
+        bound = self.model.buffer("plan", (6, n), np.int64)
+        if self._bound.get("plan") is not bound:
+            self._bind("plan", bound)
+        sources = self._sources(n) if self.attends else None
+        self._fill(bound, bound.array, 0, tokens, parents, offset, how)
+        if sources is not None:
+            self._see(n, *sources)
+        return bound.array
+
+    def _fill(
+        self, bound: Bound, plan: Ids, first: int, tokens: Ids, parents: Ids | None, offset: int = 0, how: int = 0
+    ) -> None:
+        """Write the rows of a plan, ``plan`` [6, n] of ``bound`` from ``first`` on, as ``_plan`` does."""
+        ids = tokens.tolist()
+        if ids and max(ids) >= INSERTED:
             self._name(plan, tokens)
         else:
             plan[TOKEN] = tokens
+        if parents is not None:
+            plan[PARENT] = np.where(parents < 0, parents, parents + first) if first else parents
+            how |= TREE
+        books = self._books
+        if books.try_plan(bound.address, bound.array.shape[1], first, len(ids), offset, how, self.number) < 0:
+            raise books.refusal()
+        if not how & DRAFT:
+            self._pending = ids, None
         if self._turns is not None:
-            self._offsets = self._turns.offsets(self.tokens, past, tokens)
-        plan[POSITION] = plan[PLACE] = np.arange(past, past + n)
-        plan[SLOT] = self.number
-        plan[VISIBLE] = past
-        plan[PARENT] = np.arange(-1, n - 1)
-        if self.attends:
-            memory = self.memory
-            if n and memory is None:
-                raise InvalidRequest("this model attends over a source, and is given none", "use `attend` first")
-            self._see(n, *((memory.number, memory.rows, memory.of.bound) if memory else (0, 0, None)))
-        return plan
+            self._offsets = self._turns.offsets(self.tokens, len(self.tokens) + offset, tokens)
+
+    def _sources(self, n: int) -> tuple[int, int, Bound | None]:
+        """Say which memory n rows see, how many rows of it, and the array of all memories."""
+        memory = self.memory
+        if memory is not None:
+            return memory.number, memory.rows, memory.of.bound
+        if n:
+            raise InvalidRequest("this model attends over a source, and is given none", "use `attend` first")
+        return 0, 0, None
 
     def _name(self, plan: Ids, tokens: Ids) -> None:  # [6, n], [n]
         """Set the inputs of rows: tokens, or rows of images."""
@@ -334,10 +348,7 @@ class NativeRunner(Slot):
         self._gates[self._at.hidden] = hidden or bool(tapped)
         if model.part.aux_hidden_layers:
             self._gates[self._at.aux_hidden] = aux_hidden
-        if len(self._no_moves.array):
-            self._no_moves.array[:, 2] = self._committed(read)
-        if self._moves:
-            self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
+        waiting = self._bind_moves(read)
         wide, cut = scored * times, self._cut
         self._control[TOP] = top + COLUMNS * cut
         logits = model.buffer("logits", (0 if top else wide, cut or columns or self.columns), np.float32)
@@ -350,20 +361,26 @@ class NativeRunner(Slot):
                 self._io.bind_ortvalue_output(name, bound.value)
                 self._bound[name] = bound
         model.run_bound(self._io)
-        if self._moves:
-            self._moves = []
-            self._bind("moves", self._no_moves)
+        if waiting:
+            self._moved()
         best = (ids.array, values.array) if top else None
         found = stream.array[:, size:] if tapped else None
         return Output(logits.array, stream.array[:, :size] if hidden else None, best, aux_hidden=found)
 
-    def _committed(self, read: int = 0) -> int:
-        """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
-        committed = len(self.tokens) + read
-        if not self.revocable:
-            return committed
-        facts, end = self.model.facts, int(self._bound["plan"].array[PLACE].max(initial=-1)) + 1
-        return min(committed, max(self._certain, self._held.max(initial=0), end + facts.taps - STATE_ROWS))
+    def _bind_moves(self, read: int) -> int:
+        """Bind what comes before the next pass, ``read`` rows of which are part of the text at once -> how much."""
+        waiting = self._books.waiting if self._may_wait else 0
+        if waiting:
+            self._attach("moves", (waiting, 3), np.int64)
+            self._books.moves(self._bound["moves"].address, self.number, read, self.revocable)
+        elif self._bound["moves"] is not self._no_moves:
+            self._bind("moves", self._no_moves)
+        return waiting
+
+    def _moved(self) -> None:
+        """Say that what was bound is done."""
+        self._books.moved()
+        self._may_wait = self._commits
 
     def _borrow(self, other: Target) -> None:
         """Let passes read another slot's cache instead of this one's.

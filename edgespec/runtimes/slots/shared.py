@@ -38,13 +38,21 @@ def inputs_of(session: Any) -> dict[str, str]:
 class Bound:
     """A numpy array and the OrtValue over the same memory (zero copy): write one, the session reads the other."""
 
-    __slots__ = ("array", "value")
+    __slots__ = ("_address", "array", "value")
 
     def __init__(self, array: NDArray[Any]) -> None:
         import onnxruntime as ort
 
         self.array = array  # kept: the OrtValue does not own the memory
+        self._address = 0
         self.value = ort.OrtValue.ortvalue_from_numpy(array)
+
+    @property
+    def address(self) -> int:
+        """Where the array's memory begins."""
+        if not self._address:  # numpy takes as long to say it as the library to use it
+            self._address = self.array.ctypes.data
+        return self._address
 
 
 def own_pages(shape: tuple[int, ...], dtype: type[np.generic], sparse: bool = False) -> NDArray[Any]:

@@ -67,16 +67,14 @@ def text(seed: int, count: int, vocab: int) -> list[int]:
 def check_counts(batch: NativeBatch) -> None:
     """Every block is counted as often as slots refer to it, and free where none does."""
     pool = batch.pool
-    used = np.bincount(list(chain.from_iterable(slot._numbers for slot in batch.slots)), minlength=len(pool.counts))
+    numbers = [pool.numbers(slot.number) for slot in batch.slots]
+    used = np.bincount(list(chain.from_iterable(numbers)), minlength=len(pool.counts))
     np.testing.assert_array_equal(pool.counts, used)
-    assert sorted([*pool._free, *np.flatnonzero(used).tolist()]) == list(range(pool._made))
-    for slot in batch.slots:
-        have = len(slot._numbers)
-        assert slot._table[:have].tolist() == slot._numbers
-        assert (slot._table[have:] == -1).all()
-        assert have * KV_BLOCK >= len(slot.tokens)
+    for slot, mine in zip(batch.slots, numbers, strict=True):
+        assert (slot._table[len(mine) :] == -1).all()
+        assert len(mine) * KV_BLOCK >= len(slot.tokens)
     heads = WIDTH * len(batch.slots[0]._head)
-    kept = sum(slot._checkpoints.nbytes for slot in batch.slots if slot._checkpoints)
+    kept = sum(slot._books.checkpoint_bytes for slot in batch.slots)
     assert abs(batch.kv_bytes - heads - kept - np.count_nonzero(used) * pool.block_bytes) <= WIDTH
 
 
@@ -201,9 +199,9 @@ def test_what_is_written_over_a_shared_block_is_written_into_a_copy(models: Call
     pair.start(0, 0, 290)
     pair.fork(1, 0, 290)
     pair.crop(1, 100)
-    assert first._numbers[0] == second._numbers[0]
+    assert pair.batch.pool.numbers(0)[0] == pair.batch.pool.numbers(1)[0]
     pair.rounds(1, 3)
-    assert first._numbers[0] != second._numbers[0]
+    assert pair.batch.pool.numbers(0)[0] != pair.batch.pool.numbers(1)[0]
     pair.check()
     # texts that are restored from a file overwrite the slot's text
     pair.fork(1, 0, 290)
@@ -213,8 +211,8 @@ def test_what_is_written_over_a_shared_block_is_written_into_a_copy(models: Call
     fill(second.take_up(tokens, len(tokens)), saved.held()[0])
     assert second.taken_up()
     check_alike(second, saved)
-    assert first._numbers[0] == second._numbers[0]
-    assert first._numbers[1] != second._numbers[1]
+    assert pair.batch.pool.numbers(0)[0] == pair.batch.pool.numbers(1)[0]
+    assert pair.batch.pool.numbers(0)[1] != pair.batch.pool.numbers(1)[1]
     check_alike(first, pair.alone[0])
 
 
@@ -255,9 +253,9 @@ def test_many_texts_with_one_beginning_take_its_memory_once(
     for slot in batch.slots[1:]:
         slot.begin_like(first, most // KV_BLOCK * KV_BLOCK)
     assert resident(pool._bytes) <= once + pages
-    assert batch.kv_bytes == len(first._numbers) * pool.block_bytes
+    assert batch.kv_bytes == len(pool.numbers(0)) * pool.block_bytes
     batch.run([(slot, Pass(np.array([5]))) for slot in batch.slots])
-    assert batch.kv_bytes == (len(first._numbers) + WIDE - 1) * pool.block_bytes
+    assert batch.kv_bytes == (len(pool.numbers(0)) + WIDE - 1) * pool.block_bytes
     assert resident(pool._bytes) <= batch.kv_bytes + pages
     for slot in list(batch.slots):
         slot.close()

@@ -27,8 +27,7 @@ def slot(writer: Callable[..., Written], name: str) -> NativeSlot:
 
 
 def lengths(slot: NativeSlot) -> list[int]:
-    assert slot._checkpoints is not None
-    return slot._checkpoints.lengths
+    return slot._books.checkpoints
 
 
 def read(slot: NativeSlot, tokens: list[int], marks: tuple[int, ...] = (), most: int = 4) -> int:
@@ -71,17 +70,18 @@ def test_another_state_is_noticed(slot: NativeSlot, writer: Callable[..., Writte
     """The comparisons of this file would find a checkpoint that holds one more token."""
     fresh = writer("native", name).slot("native")
     assert isinstance(fresh, NativeSlot)
-    assert slot._checkpoints is not None
-    read(slot, TEXT, marks=(100, 101))
-    kept, facts = slot._checkpoints._kept, slot.model.facts
-    states, later = kept[100], kept.pop(101)
+    facts, text = slot.model.facts, TEXT[:100]
+    slot.prefill(TEXT[:101])
+    later = slot._books.states()
+    slot.follow([])
+    slot.prefill(text)
     if facts.delta:  # states of a token more, which say that they hold 100
-        cut = len(facts.convolutions) * (facts.taps - 1) * state_width(facts)
-        ends = states[cut:].reshape(len(facts.convolutions), -1)[:, -HELD_BYTES // 4 :]
-        later[cut:].reshape(len(ends), -1)[:, -HELD_BYTES // 4 :] = ends
-        kept[100] = later
-    else:
-        states[:] = np.roll(states.reshape(-1, facts.taps - 1, facts.hidden), 1, 1).ravel()
+        ends, rows = slot._books.states(), len(facts.convolutions) * (facts.taps - 1) * state_width(facts)
+        held = ends[rows:].reshape(len(facts.convolutions), -1)[:, -HELD_BYTES // 4 :]
+        later[rows:].reshape(len(held), -1)[:, -HELD_BYTES // 4 :] = held
+    assert slot._books.put_states(later)
+    slot._books.checkpoint()
+    slot.prefill(TEXT[100:])
     assert read(slot, TEXT[:100] + TEXT[:9]) == 100
     assert not follows(slot, fresh)
 

@@ -10,6 +10,7 @@ import pytest
 from edgespec.errors import SessionError
 from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.slots.kv_reader import tokens_held
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
@@ -96,7 +97,7 @@ def test_states_of_another_text_are_not_taken_up(
     (saved,) = slot.held()
     (array,) = other.take_up(slot.tokens, slot.furthest)
     array[...] = saved
-    other._held[-1] += off
+    tokens_held(other._head, other.model.facts)[-1] += off
     assert not other.taken_up()
     assert other.tokens == []
     other.prefill(text)

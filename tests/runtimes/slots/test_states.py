@@ -16,6 +16,7 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS, Format
 from edgespec.runtimes.files.kv import state_bytes
 from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.slots.kv_reader import tokens_held
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from tests.conftest import Written
@@ -50,20 +51,19 @@ def path_of(parents: np.ndarray, leaf: int) -> list[int]:
 
 
 def checkpoints(slot: NativeSlot) -> list[int]:
-    assert slot._checkpoints is not None
-    return slot._checkpoints.lengths
+    return slot._books.checkpoints
 
 
 def leave_a_guess(slot: NativeSlot, guess: int, kept: int) -> None:
     """Make the mistake that this file is about: the state of a rejected ``guess`` in the place of that of ``kept``."""
     assert slot._cache is not None
     facts, tokens = slot.model.facts, len(slot.tokens)
-    if facts.delta:
-        slot.tokens += [0] * (guess - kept)
     slot._settle()
     if facts.delta:
-        del slot.tokens[tokens:]
-        slot._held[:] = tokens
+        slot._books.hold(tokens + guess - kept, slot.furthest)
+        slot._settle()
+        slot._books.hold(tokens, slot.furthest)
+        slot._books.set_held(tokens)
         return
     rows = slot._cache.array[0, : state_bytes(facts)].view("<f4").reshape(-1, STATE_ROWS, facts.hidden)
     rows[:, kept % STATE_ROWS] = rows[:, guess % STATE_ROWS]
@@ -189,7 +189,7 @@ def test_a_delta_rule_never_goes_on_from_more_than_the_text(writer: Write, revoc
     for at in range(200, 212):
         slot.forward(text[at : at + 1])
         slot.keep([0])
-    assert set(slot._held) == {200 if revocable else 211}
+    assert set(tokens_held(slot._head, slot.model.facts)) == {200 if revocable else 211}
     lengths = (204 if revocable else 211, 203, 150)
     for length in lengths:  # where the state has not gone yet, and where it has been
         slot.mark((), 0)
