@@ -116,7 +116,7 @@ def _packed(matrix: Packed, random: np.random.Generator) -> Any:
         levels8 = random.integers(-63, 64, (matrix.n, matrix.k)).astype(np.int8)
         pieces = matrix.pack_channels([(levels8, np.full(matrix.n, 0.01, np.float32))])
     elif matrix.kind in (*GGML, *HALVES):  # no byte is of a float16 that is negative, infinite or not a number
-        pieces = [random.integers(0, 64, matrix.nbytes).astype(np.uint8)]
+        pieces = iter([random.integers(0, 64, matrix.nbytes).astype(np.uint8)])
     else:
         pieces = matrix.pack_floats([random.standard_normal((matrix.n, matrix.k)).astype(np.float32)])
     return aligned(np.concatenate(list(pieces)))
