@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.cli.common import make_settings
 from edgespec.cli.method_settings import HELP, NAMES
 from edgespec.declared import declared
 from edgespec.decoding.beams import BeamOptions
@@ -49,6 +50,7 @@ def test_at_most_eight_rare_settings() -> None:
 
 
 def test_a_request_takes_what_is_declared_for_it() -> None:
+    assert {one.name for _, one, found in EVERY if found.server} == set(OWN_SETTINGS)
     shape = Extension.model_json_schema()["properties"]
     for name, found in OWN_SETTINGS.items():
         assert shape[name]["description"] == found.help
@@ -56,6 +58,28 @@ def test_a_request_takes_what_is_declared_for_it() -> None:
         assert kind.get("enum", []) == list(found.values.choices)
         assert kind.get("minimum") == found.values.least
     assert json.loads(Extension().model_dump_json(exclude_none=True)).keys() == {"show_drafts", "reasoning"}
+
+
+OPTIONAL = [
+    (one.name, found) for _, one, found in EVERY if found.option and one.name not in ("method", "fallback", "grammar")
+]
+
+
+@pytest.mark.parametrize(("name", "found"), OPTIONAL, ids=[name for name, _ in OPTIONAL])
+def test_an_option_reaches_the_settings(name: str, found: Any) -> None:
+    options: dict[str, Any] = {"no_fallback": False, "method_settings": {}}
+    values = {
+        "stop": ("x",),
+        "accept": "typical",
+        "acceptance": "coupled",
+        "source_language": "en",
+        "target_language": "de",
+        "beams": 3,
+    }
+    value = values.get(name, 3 if found.values.kind is int else 0.5)
+    plain, changed = make_settings(None, options), make_settings(None, options | {name: value})
+    assert plain == Settings().changed(method=None)
+    assert changed != plain
 
 
 def test_parts_are_changed_by_their_fields() -> None:

@@ -74,6 +74,8 @@ def setting_option(
         alias: another name of the option.
         **more: same as in ``option``.
     """
+    if name not in HELP:
+        raise LookupError(f"no setting declares {name}: declare it, then run python -m tools.generate_settings")
     words = f"  [default: {default_words}]" if default_words else ""
     return option(f"{name} {alias}", HELP[name] + words, kind, default, **more)
 
@@ -307,19 +309,19 @@ def make_settings(method: str | None, options: dict[str, Any], defaults: Setting
     """
     if options["method_settings"].get("proposers") and method not in (None, "chain"):
         raise click.UsageError("--set proposers belongs to --method chain")
-    from edgespec.decoding.settings import Settings
+    from edgespec.declared import declared
+    from edgespec.decoding.beams import BeamOptions
+    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.decoding.settings import DraftOptions, Settings
 
     grammars = [found for name in GRAMMARS if (found := options.get(name))]
     if len(grammars) > 1:
         raise click.UsageError("give one of --json-schema, --regex and --grammar")
-    settings = (defaults or Settings()).changed(
-        method=method,
-        fallback=not options["no_fallback"],
-        grammar=next(iter(grammars), None),
-        **{name: options[name] for name in SAMPLING if options[name] is not None},
-        **{name: options[name] for name in ("seed", "acceptance", "max_new_tokens", "gamma", "accept", "stop")},
-        **{name: options.get(name) for name in ("source_language", "target_language", "beams")},
-    )
+    kinds = (Settings, SamplingParams, DraftOptions, BeamOptions)
+    given = {one.name: options.get(one.name) for kind in kinds for one, found in declared(kind) if found.option}
+    given = {name: value for name, value in given.items() if value is not None}
+    given |= {"method": method, "fallback": not options["no_fallback"], "grammar": next(iter(grammars), None)}
+    settings = (defaults or Settings()).changed(**given)
     return apply(settings, options["method_settings"])
 
 

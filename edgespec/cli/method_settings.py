@@ -34,6 +34,8 @@ def read_setting(item: str) -> tuple[str, Any]:
     name, equals, text = item.partition("=")
     if not equals or name not in NAMES:
         what = f"no setting {name!r}" if equals else f"{item!r}: expected NAME=VALUE"
+        if equals and f"--{name}" in HELP:
+            what = f"{name!r} is an option: --{name} {text}"
         raise ValueError(f"{what}; the names are\n{_KNOWN}")
     every = (found for kind in (Settings, SamplingParams, DraftOptions, BeamOptions) for found in declared(kind))
     read = next(found.set for one, found in every if one.name == name.replace("-", "_") and found.set)

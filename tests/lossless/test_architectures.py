@@ -26,6 +26,7 @@ from tests.lossless.conftest import HEADS, engine_of
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
 from tests.support.requests import caches_of
+from tests.support.zoo import WITHOUT_REFERENCE
 
 PROMPTS = ("the boat that", "There was nothing left to do but wait. She had")
 TOKENS = 40
@@ -90,7 +91,7 @@ def made(model_type: str, operators: Operators, maker: Callable[[Operators, str]
 def test_every_architecture_is_here() -> None:
     """Encoder-decoders have tests/engine/test_encoder_decoders.py, drawing models tests/images/test_drawing.py."""
     decoders = {name for name, kind in ARCHITECTURES.items() if not issubclass(kind, EncoderDecoder)}
-    assert {hf.CONFIGS[name]["model_type"] for name in CASES.values()} == decoders - {"janus", "llamagen"}
+    assert {hf.CONFIGS[name]["model_type"] for name in CASES.values()} == decoders - WITHOUT_REFERENCE
 
 
 @EACH

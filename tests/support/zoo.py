@@ -16,6 +16,8 @@ F16: DType = "float16"
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 BOS, EOS = 0, 1
 MAX_POSITIONS = 512
+WITHOUT_REFERENCE = {"janus", "llamagen"}
+"""Models that transformers lacks or computes otherwise; their own tests compare them."""
 SCALE = 2.0
 """The default ``scale``: about the standard deviation of the logits."""
 

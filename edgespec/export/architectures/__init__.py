@@ -26,7 +26,7 @@ TEXT_HALVES = {
 }
 """Decoders that differ from another one only in the placement of images in their texts."""
 
-ADDING = f"docs/architectures.md says how to add one; packages add others in {GROUP}"
+ADDING = f"docs/dev/an-architecture.md says how to add one; packages add others in {GROUP}"
 THINKER = "thinker."
 ALWAYS = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 """Their behavior, independent of the configuration."""

@@ -18,6 +18,7 @@ from edgespec.runtimes.files.json_file import parse_json
 from tests.conftest import Reference
 from tests.export.architectures.test_architectures import NAMES, PROMPT, assert_close
 from tests.support import hf, saved, seq2seq
+from tests.support.zoo import WITHOUT_REFERENCE
 
 LENGTH = 12
 ROUNDING = 5e-4  # of models with random weights; the reference's own tests define its tolerance
@@ -25,7 +26,7 @@ ROUNDING = 5e-4  # of models with random weights; the reference's own tests defi
 
 def test_every_architecture_is_kept_as_it_is_saved() -> None:
     kept = *map(saved.saved, hf.CONFIGS), *map(seq2seq.saved, seq2seq.CASES)
-    assert {one["config"]["model_type"] for one in kept} == set(ARCHITECTURES) - {"janus", "llamagen"}
+    assert {one["config"]["model_type"] for one in kept} == set(ARCHITECTURES) - WITHOUT_REFERENCE
 
 
 def test_checkpoints_of_the_tests_are_what_is_kept(checkpoint: Callable[[str], Path]) -> None:
