@@ -5,6 +5,7 @@ No fault touches plain decoding: a request without guesses stays right.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from edgespec.decoding import verify
 from edgespec.decoding.noise import ACCEPT, BLOCK, Noise
 from edgespec.decoding.verify import RowSampler
 from edgespec.runtimes.options import LoadOptions
-from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.slots.books import Books
+from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.server.app import make_app
 from edgespec.server.models import Models
 from edgespec.server.scheduler import Limits
@@ -84,17 +86,38 @@ def hot(factor: float = 1.05) -> Iterator[None]:
         yield
 
 
+class _Planted(Books):
+    """Books that move the row before to where the last accepted guess belongs."""
+
+    wrong: tuple[int, int] | None = None  # from, to
+
+    @property
+    def waiting(self) -> int:
+        return super().waiting + (self.wrong is not None)
+
+    def moves(self, out: int, slot: int, read: int, revocable: bool) -> None:
+        super().moves(out, slot, read, revocable)
+        if self.wrong is not None:
+            (ctypes.c_int64 * 3).from_address(out + 24 * super().waiting)[:] = (slot, *self.wrong)
+
+    def moved(self) -> None:
+        super().moved()
+        self.wrong = None
+
+
 def wrong_row() -> Any:
     """Leave the keys and values of the row before where those of the last accepted guess belong."""
-    right = Slot.keep
+    right = NativeSlot.keep
 
-    def keep(self: Slot, rows: Sequence[int]) -> None:
-        past = len(self.tokens)
+    def keep(self: NativeSlot, rows: Sequence[int]) -> None:
+        past, books = len(self.tokens), self._books
         right(self, rows)
+        books.__class__ = _Planted
+        assert isinstance(books, _Planted)
         if len(rows) > 1:
-            self._move([(past + len(rows) - 2, past + len(rows) - 1)])
+            books.wrong, self._may_wait = (past + len(rows) - 2, past + len(rows) - 1), True
 
-    return patch.object(Slot, "keep", keep)
+    return patch.object(NativeSlot, "keep", keep)
 
 
 def bonus_off_by_one() -> Any:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.runtimes.files.manifest import ModelPart
+from edgespec.runtimes.files.migration import migrated
 from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native import NativeSlot
@@ -54,7 +55,8 @@ def high_slot(made: Written) -> Slot:
 def test_a_bundle_with_one_plane_runs_as_it_did(tmp_path: Path) -> None:
     with zipfile.ZipFile(OLD) as file:
         file.extractall(tmp_path)
-    part = ModelPart.model_validate_json((tmp_path / "part.json").read_text("utf-8"))
+    stored = json.loads((tmp_path / "part.json").read_text("utf-8"))
+    part = ModelPart.model_validate(migrated({"target": stored}, 3)["target"])
     kinds = {
         matrix["kind"] for matrix in json.loads((tmp_path / str(part.index)).read_text("utf-8"))["matrices"].values()
     }
