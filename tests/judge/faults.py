@@ -98,7 +98,7 @@ class _Planted(Books):
     def moves(self, out: int, slot: int, read: int, revocable: bool) -> None:
         super().moves(out, slot, read, revocable)
         if self.wrong is not None:
-            (ctypes.c_int64 * 3).from_address(out + 24 * super().waiting)[:] = (slot, *self.wrong)
+            (ctypes.c_int64 * 3).from_address(out + 24 * super().waiting)[:] = [slot, *self.wrong]
 
     def moved(self) -> None:
         super().moved()
