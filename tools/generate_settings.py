@@ -15,9 +15,8 @@ from dataclasses import Field, fields
 from pathlib import Path
 
 from edgespec.declared import Setting, declared
-from edgespec.decoding.beams import BeamOptions
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.settings import DraftOptions, Settings
+from edgespec.decoding.settings import DraftOptions, Settings, every_setting
 from edgespec.runtimes.options import LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,8 +53,7 @@ def load_changes() -> str:
 def table() -> str:
     """Write the file that the command line reads: plain data, so that a help text needs no library."""
     options = {option: _sentence(found.help) for _, found in settings() for option in found.option.split()}
-    names = {one.name.replace("_", "-"): found.help
-             for one, found in (*settings(), *declared(BeamOptions)) if found.set}  # fmt: skip
+    names = {one.name.replace("_", "-"): found.help for one, found in every_setting() if found.set}
     return json.dumps({"options": options, "set": names}, indent=1) + "\n"
 
 

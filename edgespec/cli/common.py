@@ -309,16 +309,12 @@ def make_settings(method: str | None, options: dict[str, Any], defaults: Setting
     """
     if options["method_settings"].get("proposers") and method not in (None, "chain"):
         raise click.UsageError("--set proposers belongs to --method chain")
-    from edgespec.declared import declared
-    from edgespec.decoding.beams import BeamOptions
-    from edgespec.decoding.sampling import SamplingParams
-    from edgespec.decoding.settings import DraftOptions, Settings
+    from edgespec.decoding.settings import Settings, every_setting
 
     grammars = [found for name in GRAMMARS if (found := options.get(name))]
     if len(grammars) > 1:
         raise click.UsageError("give one of --json-schema, --regex and --grammar")
-    kinds = (Settings, SamplingParams, DraftOptions, BeamOptions)
-    given = {one.name: options.get(one.name) for kind in kinds for one, found in declared(kind) if found.option}
+    given = {one.name: options.get(one.name) for one, found in every_setting() if found.option}
     given = {name: value for name, value in given.items() if value is not None}
     given |= {"method": method, "fallback": not options["no_fallback"], "grammar": next(iter(grammars), None)}
     settings = (defaults or Settings()).changed(**given)

@@ -25,10 +25,7 @@ def read_setting(item: str) -> tuple[str, Any]:
     Raises:
         ValueError: it is not that, the name is unknown, or the library refuses the value.
     """
-    from edgespec.declared import declared
-    from edgespec.decoding.beams import BeamOptions
-    from edgespec.decoding.sampling import SamplingParams
-    from edgespec.decoding.settings import DraftOptions, Settings
+    from edgespec.decoding.settings import Settings, every_setting
     from edgespec.errors import InvalidRequest
 
     name, equals, text = item.partition("=")
@@ -37,8 +34,7 @@ def read_setting(item: str) -> tuple[str, Any]:
         if equals and f"--{name}" in HELP:
             what = f"{name!r} is an option: --{name} {text}"
         raise ValueError(f"{what}; the names are\n{_KNOWN}")
-    every = (found for kind in (Settings, SamplingParams, DraftOptions, BeamOptions) for found in declared(kind))
-    read = next(found.set for one, found in every if one.name == name.replace("-", "_") and found.set)
+    read = next(found.set for one, found in every_setting() if one.name == name.replace("-", "_") and found.set)
     try:
         value = read(text)
         apply(Settings(), {name: value})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, replace
 from math import prod
 from typing import Any, Literal, TypedDict
 
@@ -14,9 +14,11 @@ from edgespec.declared import (
     METHOD_NAMES,
     NAME,
     Range,
+    Setting,
     check,
     copy_with,
     count,
+    declared,
     number,
     part,
     setting,
@@ -402,3 +404,9 @@ class Settings:
             if name in changes:
                 raise InvalidRequest(f"unknown setting {name!r}", f"did you mean {meant}?")
         return copy_with(self, "setting", changes)
+
+
+def every_setting() -> Iterator[tuple[Field[Any], Setting]]:
+    """Yield all settings of a request, those of its parts included, with their declarations."""
+    for kind in (Settings, SamplingParams, DraftOptions, BeamOptions):
+        yield from declared(kind)

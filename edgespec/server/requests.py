@@ -19,10 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from edgespec.declared import Range, declared
-from edgespec.decoding.beams import BeamOptions
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.settings import MOST_LIKELIEST, DraftOptions, Grammar, Settings
+from edgespec.declared import Range
+from edgespec.decoding.settings import MOST_LIKELIEST, Grammar, every_setting
 from edgespec.errors import InvalidRequest
 
 MOST_CHOICES, MOST_PROMPTS, MOST_TEXTS = 16, 32, 64  # of a request; texts = prompts x choices
@@ -121,12 +119,7 @@ def _field(values: Range) -> Any:
     return bool if values.kind is bool else Name
 
 
-OWN_SETTINGS = {
-    one.name: found
-    for kind in (Settings, SamplingParams, DraftOptions, BeamOptions)
-    for one, found in declared(kind)
-    if found.server
-}
+OWN_SETTINGS = {one.name: found for one, found in every_setting() if found.server}
 if TYPE_CHECKING:
 
     class Extension(OwnFields):
