@@ -101,9 +101,9 @@ class DraftCache:
         self.crop(found)
         return len(self)
 
-    def absorb(self, tokens: Sequence[int], states: Rows) -> None:
+    def append(self, tokens: Sequence[int], states: Rows) -> None:
         """Append the rows of tokens [n] and the target's hidden states [n, k * hidden]."""
-        self._absorb(self._inputs(tokens, states))
+        self._append_inputs(self._inputs(tokens, states))
 
     def name(self, tokens: Sequence[int], start: int) -> None:
         """Say that the rows from ``start`` on are those of a text, as the ones before are."""
@@ -195,7 +195,7 @@ class DraftCache:
         self.slot.keep(range(rows))
         self.slot.tokens[-rows:] = [UNNAMED] * rows
 
-    def _absorb(self, inputs: Rows) -> None:
+    def _append_inputs(self, inputs: Rows) -> None:
         self.slot.run(Pass(scored=0, read=True, inputs=inputs, fused=True))
         self.slot.tokens[-len(inputs) :] = [UNNAMED] * len(inputs)
 
@@ -239,22 +239,22 @@ class BlockCache(DraftCache):
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         if len(states):
-            self.absorb((), states)
+            self.append((), states)
         length = min(length, self.guesses)
         inputs = self._masked(how.tokens[-1], length)
         return self._drawn(self._guess_block(inputs, how.params.plain_greedy), 0, how, length)
 
-    def absorb(self, tokens: Sequence[int], states: Rows) -> None:
+    def append(self, tokens: Sequence[int], states: Rows) -> None:
         inputs = np.zeros((len(states), self._inputs.columns), np.float32)
         inputs[:, self._inputs.columns - states.shape[1] :] = states
-        self._absorb(inputs)
+        self._append_inputs(inputs)
 
     def try_once(self) -> None:
         self._guess_block(self._masked(0, self.guesses), True)
 
     def try_first(self) -> bool:
         known = len(self)
-        self.absorb((), np.zeros((FIRST_ROWS, self.no_states.shape[1]), np.float32))
+        self.append((), np.zeros((FIRST_ROWS, self.no_states.shape[1]), np.float32))
         self.try_once()
         self.crop(known)
         return True
@@ -287,7 +287,7 @@ class CorrectedBlockCache(BlockCache):
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         if len(states):
-            self.absorb((), states)
+            self.append((), states)
         block, pending = self._ran(self._masked(how.tokens[-1], self.guesses)), how.tokens[-1]
         rows = iter(range(self.guesses))
 
@@ -425,7 +425,7 @@ class BorrowedCache(DraftCache):
 
     def name(self, tokens: Sequence[int], start: int) -> None: ...
 
-    def absorb(self, tokens: Sequence[int], states: Rows) -> None: ...
+    def append(self, tokens: Sequence[int], states: Rows) -> None: ...
 
     def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
         self._rows = len(how.tokens) - 1

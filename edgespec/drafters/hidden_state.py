@@ -174,7 +174,7 @@ class HiddenStateDrafter(DrawingDrafter):
             return
         self.cache.crop(self._at)
         tokens = self._tokens[self._at + 1 : self._at + 1 + rows]
-        self.cache.absorb(tokens, self._states[:rows])
+        self.cache.append(tokens, self._states[:rows])
         self.cache.name(self._tokens, self._at)
         self._at, self._states = self._at + rows, self._states[rows:]
 

@@ -127,7 +127,7 @@ def _reordered(slots: list[BatchSlot], parents: Sequence[int]) -> list[BatchSlot
     for number, parent in enumerate(parents):
         if number not in found:
             found[number] = slot = free.pop()
-            slot.begin_like(slots[parent], len(slots[parent].tokens))
+            slot.copy_prefix_from(slots[parent], len(slots[parent].tokens))
     return [*(found[number] for number in range(len(parents))), *free]
 
 

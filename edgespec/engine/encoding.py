@@ -13,7 +13,7 @@ from edgespec.engine.input import Input
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import NATIVE
-from edgespec.runtimes.slots.encoder import Encoder, Memories, encoder_attention
+from edgespec.runtimes.slots.encoder import EncodedSources, Encoder, encoder_attention
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -67,7 +67,7 @@ class Encoding:
     def __init__(self, bundle: Bundle, threads: int | None, encoders: dict[str, Encoder] | None = None) -> None:
         self._bundle, self._threads = bundle, threads
         self._encoders = {} if encoders is None else encoders
-        self._memories: dict[str, Memories] = {}
+        self._memories: dict[str, EncodedSources] = {}
         self._rows: dict[str, tuple[bytes, Rows]] = {}  # the last output of each encoder, by digest of its source
 
     def shared(self) -> Encoding:
@@ -105,7 +105,7 @@ class Encoding:
         if not isinstance(slot, NativeSlot) or not slot.attends:
             return
         if name not in self._memories:
-            self._memories[name] = Memories(slot.model, MOST)
+            self._memories[name] = EncodedSources(slot.model, MOST)
         memories = self._memories[name]
         if given.digest:
             found = memories.find(given.digest)

@@ -250,7 +250,7 @@ def _take_over(session: Session, held: int, lenders: Sequence[_Found]) -> None:
     """Let a session with ``held`` useful tokens copy from the one with the most, if that saves time."""
     nearest = max(lenders, key=lambda one: one.reused, default=None)
     if nearest is not None and nearest.reused >= held + _WORTH:
-        session.target.begin_like(nearest.session.target, nearest.lent)
+        session.target.copy_prefix_from(nearest.session.target, nearest.lent)
 
 
 def _closed() -> Session:

@@ -80,7 +80,7 @@ def _save(
                 name: SavedSlot(
                     origin=origin_of(engine.bundle.manifest, slot.model),
                     tokens=slot.tokens,
-                    high_water_mark=slot.furthest,
+                    high_water_mark=slot.high_water_mark,
                     nbytes=slot_bytes(arrays[name]),
                 )
                 for name, slot in slots.items()

@@ -98,7 +98,7 @@ class Made:
         self.cache.crop(0)
         rows = len(taps) - self.cache.deferred_rows
         if rows:
-            self.cache.absorb(tokens[1 : 1 + rows], taps[:rows])
+            self.cache.append(tokens[1 : 1 + rows], taps[:rows])
 
     def seen(self) -> tuple[Any, ...]:
         """All that a mistake could change."""

@@ -106,7 +106,7 @@ def test_a_long_prompt_is_read_by_pieces(
 ) -> None:
     """So does the drafter, what it is shown of each; in between other requests run, and a cancel is seen."""
     pieces, texts, reading, cancel = list[int](), list[list[int]](), threading.get_ident(), threading.Event()
-    absorb, prompt = DraftCache.absorb, [5 + at % 900 for at in range(100)]
+    absorb, prompt = DraftCache.append, [5 + at % 900 for at in range(100)]
 
     def absorbed(self: DraftCache, tokens: Sequence[int], taps: NDArray[np.float32]) -> None:
         if threading.get_ident() == reading:
@@ -121,7 +121,7 @@ def test_a_long_prompt_is_read_by_pieces(
             if cancelled:
                 cancel.set()
 
-    monkeypatch.setattr(DraftCache, "absorb", absorbed)
+    monkeypatch.setattr(DraftCache, "append", absorbed)
     monkeypatch.setattr(PrefillBudget, "rows", lambda self, most, alone: 16)
     with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
         expected = engine.generate(prompt, GREEDY, method="ar").tokens

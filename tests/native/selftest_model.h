@@ -322,7 +322,7 @@ class Runner {
   }
 
   // A slot of a pool begins with what another one holds: whole blocks are referred to, the rest is copied.
-  void begin_like(int slot, int other, int tokens) {
+  void copy_prefix_from(int slot, int other, int tokens) {
     const int whole = tokens / kKvBlock;
     std::memcpy(kv_->get() + slot * layout_.slot_bytes(), kv_->get() + other * layout_.slot_bytes(),
                 layout_.header_bytes());

@@ -108,7 +108,7 @@ void pass_shared(Runner& runner, const std::vector<Logits>& expected, int thread
   const int left = std::min(11, static_cast<int>(expected.size()) - kCommon);
   runner.wipe();
   for (int from = 0; from < kCommon; from += 19) runner.run(chain(from, std::min(19, kCommon - from)), threads);
-  for (const int slot : {1, 2}) runner.begin_like(slot, 0, kCommon);
+  for (const int slot : {1, 2}) runner.copy_prefix_from(slot, 0, kCommon);
   std::vector<Row> rows;
   for (int slot = 0; slot < 3; ++slot) {
     const auto more = chain(kCommon, left, slot, static_cast<int>(rows.size()));

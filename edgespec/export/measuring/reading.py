@@ -15,7 +15,7 @@ from edgespec.export.quantization.reference import reference_rows
 from edgespec.export.tokenizers.text_form import surroundings
 from edgespec.runtimes.files.manifest import ModelPart, TextForm
 from edgespec.runtimes.files.operators import NATIVE
-from edgespec.runtimes.slots.encoder import Encoder, Memories
+from edgespec.runtimes.slots.encoder import EncodedSources, Encoder
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -47,7 +47,7 @@ class Reading:
         else:
             assert self._rows is not None
             own = self._rows
-        slot.attend(Memories(slot.model, 1).fill(own, b"measured"))
+        slot.attend(EncodedSources(slot.model, 1).fill(own, b"measured"))
 
     def written(self, slot: Slot, count: int, eos: Collection[int]) -> list[int]:
         """Generate at most ``count`` tokens about the source greedily; the text may end after ``LEAST`` tokens."""
@@ -118,7 +118,7 @@ class Sources:
         assert part.encoder is not None
         self.ids = ids
         self._encoder = Encoder(Model(folder, part.encoder, NATIVE, model.threads))
-        self._memories = Memories(model, together)
+        self._memories = EncodedSources(model, together)
 
     def attend(self, slots: Sequence[Slot], first: int) -> None:
         """Let slots attend over the sources from a number on."""

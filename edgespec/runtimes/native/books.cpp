@@ -22,9 +22,9 @@ Text::Text(const KvLayout& layout, int taps) : taps_(taps), most_(kCheckpoints) 
   layout_.state_matrix = layout.state_matrix;
 }
 
-void Text::hold(int64_t length, int64_t furthest) {
+void Text::hold(int64_t length, int64_t high_water_mark) {
   length_ = certain_ = length;
-  furthest_ = furthest;
+  high_water_mark_ = high_water_mark;
   since_ = 0;
   parents_.clear();
   moves_.clear();
@@ -67,7 +67,7 @@ void Text::run(const Rows& r) {
       parents_[i] = !(r.how & kTree) ? i - 1 : std::max<int64_t>(-1, r.line(kParents)[i] - r.first);
   }
   end_ = length_ + r.offset + r.count;
-  furthest_ = std::max(furthest_, end_);
+  high_water_mark_ = std::max(high_water_mark_, end_);
   if (r.how & kRead) certain_ = length_ + r.count;
 }
 
@@ -108,7 +108,7 @@ int64_t Text::needed() const {
 // ---- going back ----------------------------------------------------------------------------------------------------
 
 bool Text::is_lost(int64_t same) const {
-  return (stateful() && (furthest_ - same > kLongestPass || same < since_)) || held().second > same;
+  return (stateful() && (high_water_mark_ - same > kLongestPass || same < since_)) || held().second > same;
 }
 
 int64_t Text::last_checkpoint(int64_t most) const {
@@ -140,14 +140,14 @@ int64_t Text::restart(int64_t most) {
   if (left) restore(left, checkpoints_.at(left)->data());
   parents_.clear();
   moves_.clear();
-  length_ = furthest_ = certain_ = since_ = left;
+  length_ = high_water_mark_ = certain_ = since_ = left;
   return left;
 }
 
 bool Text::reaches(int64_t visible, int64_t count) const {
   if (delta() && visible < length_) return false;
   if (!layout_.states) return true;
-  return visible >= since_ && std::max(furthest_, length_ + count) - visible + taps_ <= kStateRows;
+  return visible >= since_ && std::max(high_water_mark_, length_ + count) - visible + taps_ <= kStateRows;
 }
 
 int64_t Text::lends(int64_t length) const {
@@ -155,9 +155,9 @@ int64_t Text::lends(int64_t length) const {
   return cropped(length);
 }
 
-int64_t Text::begin_like(const Text& other, int64_t length) {
+int64_t Text::copy_prefix_from(const Text& other, int64_t length) {
   const bool back = other.is_lost(length);  // to a checkpoint
-  hold(length, back ? length : other.furthest());
+  hold(length, back ? length : other.high_water_mark());
   since_ = other.since_;
   checkpoints_ = other.checkpoints_;
   forget_checkpoints(length);
@@ -267,9 +267,9 @@ void edgespec_text_close(Text* text) { delete text; }
 
 void edgespec_text_attach(Text* text, uint8_t* head) { text->attach(head); }
 
-void edgespec_text_hold(Text* text, int64_t length, int64_t furthest) { text->hold(length, furthest); }
+void edgespec_text_hold(Text* text, int64_t length, int64_t high_water_mark) { text->hold(length, high_water_mark); }
 
-int64_t edgespec_text_furthest(const Text* text) { return text->furthest(); }
+int64_t edgespec_text_high_water_mark(const Text* text) { return text->high_water_mark(); }
 
 int64_t edgespec_text_plan(Text* text, int64_t* plan, int64_t width, int64_t first, int64_t count, int64_t offset,
                            int64_t how, int64_t slot) {
@@ -310,8 +310,8 @@ int64_t edgespec_text_reaches(const Text* text, int64_t visible, int64_t count) 
 
 int64_t edgespec_text_lends(const Text* text, int64_t length) { return text->lends(length); }
 
-int64_t edgespec_text_begin_like(Text* text, const Text* other, int64_t length) {
-  return answered([&] { return text->begin_like(*other, length); });
+int64_t edgespec_text_copy_prefix_from(Text* text, const Text* other, int64_t length) {
+  return answered([&] { return text->copy_prefix_from(*other, length); });
 }
 
 int64_t edgespec_text_behind(const Text* text) {

@@ -43,10 +43,10 @@ class Text {
 
   int64_t length() const { return length_; }
   // Tokens ever written that may be read again.
-  int64_t furthest() const { return furthest_ > length_ ? furthest_ : length_; }
+  int64_t high_water_mark() const { return high_water_mark_ > length_ ? high_water_mark_ : length_; }
 
   // Says that the memory holds a text, without checkpoints.
-  void hold(int64_t length, int64_t furthest);
+  void hold(int64_t length, int64_t high_water_mark);
   void clear();
 
   // ---- passes
@@ -83,7 +83,7 @@ class Text {
   // The first tokens of a text, at most `length`, that another one may copy -> how many.
   int64_t lends(int64_t length) const;
   // Says that the memory holds the first tokens of another text, copied with its head -> how many are left.
-  int64_t begin_like(const Text& other, int64_t length);
+  int64_t copy_prefix_from(const Text& other, int64_t length);
 
   // ---- states
 
@@ -124,7 +124,7 @@ class Text {
   int64_t taps_;
   uint8_t* head_ = nullptr;
   int64_t length_ = 0;
-  int64_t furthest_ = 0;          // tokens ever written, of those whose states or exact keys may be lost
+  int64_t high_water_mark_ = 0;          // tokens ever written, of those whose states or exact keys may be lost
   int64_t since_ = 0;             // tokens before which no row of those is there, only what the next token reads
   int64_t certain_ = 0;           // tokens that will not be taken back
   int64_t end_ = 0;               // of the rows of the last pass
@@ -141,8 +141,8 @@ EDGESPEC_EXPORT edgespec::Text* edgespec_text_open(int64_t states, int64_t width
                                                    int64_t ring);
 EDGESPEC_EXPORT void edgespec_text_close(edgespec::Text* text);
 EDGESPEC_EXPORT void edgespec_text_attach(edgespec::Text* text, uint8_t* head);
-EDGESPEC_EXPORT void edgespec_text_hold(edgespec::Text* text, int64_t length, int64_t furthest);
-EDGESPEC_EXPORT int64_t edgespec_text_furthest(const edgespec::Text* text);
+EDGESPEC_EXPORT void edgespec_text_hold(edgespec::Text* text, int64_t length, int64_t high_water_mark);
+EDGESPEC_EXPORT int64_t edgespec_text_high_water_mark(const edgespec::Text* text);
 // Plans rows that are run next.
 EDGESPEC_EXPORT int64_t edgespec_text_plan(edgespec::Text* text, int64_t* plan, int64_t width, int64_t first,
                                            int64_t count, int64_t offset, int64_t how, int64_t slot);
@@ -157,7 +157,7 @@ EDGESPEC_EXPORT int64_t edgespec_text_crop(edgespec::Text* text, int64_t length)
 EDGESPEC_EXPORT int64_t edgespec_text_restart(edgespec::Text* text);
 EDGESPEC_EXPORT int64_t edgespec_text_reaches(const edgespec::Text* text, int64_t visible, int64_t count);
 EDGESPEC_EXPORT int64_t edgespec_text_lends(const edgespec::Text* text, int64_t length);
-EDGESPEC_EXPORT int64_t edgespec_text_begin_like(edgespec::Text* text, const edgespec::Text* other, int64_t length);
+EDGESPEC_EXPORT int64_t edgespec_text_copy_prefix_from(edgespec::Text* text, const edgespec::Text* other, int64_t length);
 // Tokens of the text that the states of delta rules do not hold yet (below 0: they hold more), 0 without such rules.
 EDGESPEC_EXPORT int64_t edgespec_text_behind(const edgespec::Text* text);
 EDGESPEC_EXPORT void edgespec_text_set_held(edgespec::Text* text, int64_t tokens);

@@ -25,7 +25,7 @@ TREE, MUTUAL, HYPOTHESES, DRAFT, READ = 1, 2, 4, 8, 16
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, and the arguments after the handle
     "attach": (None, ADDRESS),
     "hold": (None, NUMBER, NUMBER),
-    "furthest": (NUMBER,),
+    "high_water_mark": (NUMBER,),
     "plan": (NUMBER, ADDRESS, *[NUMBER] * 6),
     "keep": (NUMBER, ADDRESS, NUMBER),
     "waiting": (NUMBER,),
@@ -37,7 +37,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, and the arguments aft
     "restart": (NUMBER,),
     "reaches": (NUMBER, NUMBER, NUMBER),
     "lends": (NUMBER, NUMBER),
-    "begin_like": (NUMBER, HANDLE, NUMBER),
+    "copy_prefix_from": (NUMBER, HANDLE, NUMBER),
     "behind": (NUMBER,),
     "set_held": (None, NUMBER),
     "state_size": (NUMBER,),
@@ -85,19 +85,19 @@ class Books:
         """Say where the states and exact recent keys of the slot are."""
         self._call["attach"](self._handle, head.ctypes.data)
 
-    def hold(self, length: int, furthest: int) -> None:
+    def hold(self, length: int, high_water_mark: int) -> None:
         """Say that the memory holds a text, without checkpoints.
 
         Args:
             length: of the text, in tokens.
-            furthest: see ``furthest``.
+            high_water_mark: see ``high_water_mark``.
         """
-        self._call["hold"](self._handle, length, furthest)
+        self._call["hold"](self._handle, length, high_water_mark)
 
     @property
-    def furthest(self) -> int:
+    def high_water_mark(self) -> int:
         """Tokens ever written that may be read again."""
-        return int(self._call["furthest"](self._handle))
+        return int(self._call["high_water_mark"](self._handle))
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
@@ -182,9 +182,9 @@ class Books:
         """Count the first tokens, at most ``length``, that another text may copy."""
         return int(self._call["lends"](self._handle, length))
 
-    def begin_like(self, other: Books, length: int) -> int:
+    def copy_prefix_from(self, other: Books, length: int) -> int:
         """Say that the memory holds a copy of what another text ``lends`` -> how many tokens are left of it."""
-        return int(self._call["begin_like"](self._handle, other._handle, length))
+        return int(self._call["copy_prefix_from"](self._handle, other._handle, length))
 
     # -- states --------------------------------------------------------------------------------------------------------
 

@@ -221,7 +221,7 @@ class ConcatSlot(Slot):
         self._trim()
         return [bound.array for bound in self._held.values()]
 
-    def take_up(self, tokens: Sequence[int], furthest: int) -> list[NDArray[Any]]:
+    def take_up(self, tokens: Sequence[int], high_water_mark: int) -> list[NDArray[Any]]:
         self.reserve(len(tokens))
         self.tokens = list(tokens)
         self._held, self._held_rows = self._views(self._now, len(tokens)), len(tokens)

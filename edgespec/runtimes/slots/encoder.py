@@ -16,7 +16,7 @@ from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.images import WindowsPart
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import ModelPart
-from edgespec.runtimes.slots.memory import Memory, MemoryPool
+from edgespec.runtimes.slots.cross_attention import CrossAttentionCache, CrossAttentionPool
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, TOKEN, VISIBLE
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
@@ -96,14 +96,14 @@ class Encoder:
         self._slot.close()
 
 
-class Memories(MemoryPool):
-    """The memories of one model, and filling them; see ``MemoryPool`` for arguments."""
+class EncodedSources(CrossAttentionPool):
+    """The memories of one model, and filling them; see ``CrossAttentionPool`` for arguments."""
 
     def __init__(self, model: Model, most: int = 4) -> None:
         super().__init__(model, most)
         self._filler: _Filler | None = None
 
-    def fill(self, rows: Rows, digest: bytes) -> Memory:
+    def fill(self, rows: Rows, digest: bytes) -> CrossAttentionCache:
         """Make the memory of a source from rows [S, width] of the encoder, unless one of this ``digest`` is there.
 
         Raises:
@@ -111,7 +111,7 @@ class Memories(MemoryPool):
         """
         if (found := self.find(digest)) is not None:
             return found
-        made = Memory(digest, len(rows), self.take(len(rows)), self)
+        made = CrossAttentionCache(digest, len(rows), self.take(len(rows)), self)
         if self._filler is None:
             self._filler = _Filler(self.model, reserve=1)
         self._filler.fill(made, rows)
@@ -186,7 +186,7 @@ class _EncoderSlot(NativeSlot):
 class _Filler(NativeSlot):
     """Runs the passes that fill cross-attention caches; it has no sequence."""
 
-    def fill(self, memory: Memory, rows: Rows) -> None:
+    def fill(self, memory: CrossAttentionCache, rows: Rows) -> None:
         """Fill a memory from rows [S, width]."""
         n = len(rows)
         self._nowhere(n)

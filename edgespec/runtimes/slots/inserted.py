@@ -148,7 +148,7 @@ class DraftEmbeddingSpans(EmbeddingSpanCache):
         return item.own, row
 
 
-class Turns:
+class MRopeOffsets:
     """Differences between the rotary positions of a text's rows and their indices (M-RoPE, arXiv 2409.12191)."""
 
     def __init__(self, rows: EmbeddingSpanCache) -> None:

@@ -18,7 +18,7 @@ from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.files.manifest import MARKOV
 from edgespec.runtimes.files.session_file import fill
 from edgespec.runtimes.slots.books import DRAFT, HYPOTHESES, MUTUAL, READ
-from edgespec.runtimes.slots.memory import Memory
+from edgespec.runtimes.slots.cross_attention import CrossAttentionCache
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import Slot
 
@@ -72,7 +72,7 @@ class NativeSlot(NativeRunner):
         self._books.restart()
         self._forget(0)
 
-    def attend(self, memory: Memory) -> None:
+    def attend(self, memory: CrossAttentionCache) -> None:
         """Attend over this cross-attention cache from now on; tokens read with another source are forgotten."""
         if not self.attends or memory.of.model is not self.model:
             raise InvalidRequest("a memory of another model, or of one that attends over nothing but its own text")
@@ -92,7 +92,7 @@ class NativeSlot(NativeRunner):
         self.leave()
         super().close()
 
-    def begin_like(self, other: Slot, length: int) -> int:
+    def copy_prefix_from(self, other: Slot, length: int) -> int:
         assert isinstance(other, NativeSlot)
         if other.beside != self.beside:
             return self.crop(0)
@@ -100,7 +100,7 @@ class NativeSlot(NativeRunner):
         if not same:
             return self.crop(0)
         self._copy(other, same)
-        return self._forget(self._books.begin_like(other._books, same))
+        return self._forget(self._books.copy_prefix_from(other._books, same))
 
     def _copy(self, other: NativeSlot, tokens: int) -> None:
         """Hold the first tokens of another slot."""

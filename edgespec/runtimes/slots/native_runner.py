@@ -14,9 +14,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.kv import state_bytes
 from edgespec.runtimes.slots.books import DRAFT, TREE, Books
-from edgespec.runtimes.slots.inserted import Turns
+from edgespec.runtimes.slots.cross_attention import CrossAttentionCache
+from edgespec.runtimes.slots.inserted import MRopeOffsets
 from edgespec.runtimes.slots.kv_reader import read_cache
-from edgespec.runtimes.slots.memory import Memory
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Slot
 
@@ -94,7 +94,7 @@ class NativeRunner(Slot):
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}
         self.attends = "sources" in model.given  # over memories
-        self.memory: Memory | None = None
+        self.memory: CrossAttentionCache | None = None
         self.beside: bytes | None = None  # digest of the cross-attention cache that the tokens were read with
         part = model.part
         lacking = set() if part.aux_hidden_layers else {"aux_hidden"}
@@ -115,7 +115,7 @@ class NativeRunner(Slot):
         if self._inserts:
             self._bind("inserted", Bound(np.zeros((0, model.given["inserted"]), np.float32)))
         self._both_ways = bool(model.part.image and model.part.image.bidirectional)
-        self._turns = Turns(model.inserted) if "axes" in model.given else None
+        self._turns = MRopeOffsets(model.inserted) if "axes" in model.given else None
         self._offsets: Ids | int = 0  # of the rotary positions of the planned rows, [3, n]
         if self.attends:
             self._bind("memory", Bound(np.zeros((0, 8), np.uint8)))
@@ -141,7 +141,7 @@ class NativeRunner(Slot):
         # blocks of tokens are contiguous: the present ones are the beginning of the larger cache
         array = own_pages((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
         if self._cache is not None:
-            held = self._cache.array[:, : self.kv.nbytes(self.model.facts, self.furthest)]
+            held = self._cache.array[:, : self.kv.nbytes(self.model.facts, self.high_water_mark)]
             array[:, : held.shape[1]] = held
         self._cache = self._bind("kv", Bound(array))
         self._head = array[0, : self.kv.header_bytes(self.model.facts)]
@@ -157,25 +157,25 @@ class NativeRunner(Slot):
         self._own(0, tokens)
         for array in self._arrays(tokens):
             array[:] = 0  # untouched pages would cost no reading
-        self._hold([0] * tokens, max(self.furthest, tokens))
+        self._hold([0] * tokens, max(self.high_water_mark, tokens))
         self._books.set_held(tokens)
 
     def held(self) -> list[NDArray[Any]]:
         self._settle()
         return self._arrays(len(self.tokens))
 
-    def take_up(self, tokens: Sequence[int], furthest: int) -> list[NDArray[Any]]:
+    def take_up(self, tokens: Sequence[int], high_water_mark: int) -> list[NDArray[Any]]:
         self.reserve(len(tokens))
         self._own(common_prefix(self.tokens, tokens), len(tokens))  # their common prefix is already held
-        self._hold(tokens, furthest)
+        self._hold(tokens, high_water_mark)
         return self._arrays(len(tokens))  # not ``held``: there is nothing yet that a pass could bring up to the tokens
 
-    def _hold(self, tokens: Sequence[int], furthest: int) -> None:
+    def _hold(self, tokens: Sequence[int], high_water_mark: int) -> None:
         """Say that the cache has these tokens."""
         self.tokens = list(tokens)
         if self._turns is not None:
             self._turns.crop(0)
-        self._books.hold(len(tokens), furthest)
+        self._books.hold(len(tokens), high_water_mark)
 
     def _arrays(self, tokens: int) -> list[NDArray[np.uint8]]:  # [bytes] each
         """View the part of the cache that ``tokens`` tokens take: the head, then their blocks."""
@@ -218,8 +218,8 @@ class NativeRunner(Slot):
         return self._books.put_states(state[:cut].view(np.float32))
 
     @property
-    def furthest(self) -> int:
-        return self._books.furthest
+    def high_water_mark(self) -> int:
+        return self._books.high_water_mark
 
     def snapshot(self) -> dict[str, Rows]:
         self._settle()

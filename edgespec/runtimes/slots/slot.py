@@ -125,14 +125,14 @@ class Slot(Target, ABC):
         """
         raise SessionError("what a device holds of a conversation cannot be saved or restored", "use --device cpu")
 
-    def take_up(self, tokens: Sequence[int], furthest: int) -> list[NDArray[Any]]:
+    def take_up(self, tokens: Sequence[int], high_water_mark: int) -> list[NDArray[Any]]:
         """Hold these tokens, of what the caller writes next into the arrays that this returns: what ``held`` gave.
 
         No pass may run before ``taken_up``.
 
         Args:
             tokens: the text, [n].
-            furthest: as it was when they were saved.
+            high_water_mark: as it was when they were saved.
 
         Raises:
             SessionError: this memory is out of reach.
@@ -174,7 +174,7 @@ class Slot(Target, ABC):
         """
         return not len(state)
 
-    def begin_like(self, other: Slot, length: int) -> int:
+    def copy_prefix_from(self, other: Slot, length: int) -> int:
         """Hold at most ``length`` first tokens of another slot over this model, copied without a pass -> how many.
 
         0 where this memory is out of reach.
@@ -189,7 +189,7 @@ class Slot(Target, ABC):
         return same
 
     @property
-    def furthest(self) -> int:
+    def high_water_mark(self) -> int:
         """Count the tokens ever written that may be read again, including rejected draft tokens."""
         return len(self.tokens)
 

@@ -62,7 +62,7 @@ def test_a_guess_in_training_is_a_guess_in_use(
             taps = streams(target, torch.tensor([text]), pair.tapped)
             cache.crop(0)
             if rows := count - 1 - cache.deferred_rows:
-                cache.absorb(text[1 : 1 + rows], taps[:rows])
+                cache.append(text[1 : 1 + rows], taps[:rows])
             made = cache.draw(taps[rows : count - 1], Draw(text, 160, SamplingParams(temperature=0), Noise(0)), most)
             guesses = made.tokens.tolist()
             tokens = torch.tensor([[*text, *guesses, *[3] * 12]])

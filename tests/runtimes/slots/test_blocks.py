@@ -100,7 +100,7 @@ class Pair:
     def fork(self, at: int, other: int, count: int) -> None:
         lender = self.batch.slots[other]
         tokens = list(lender.tokens)
-        same = self.batch.slots[at].begin_like(lender, min(count, len(tokens)))
+        same = self.batch.slots[at].copy_prefix_from(lender, min(count, len(tokens)))
         self.alone[at].prefill(tokens[self.alone[at].follow(tokens[:same]) : same])
         assert lender.tokens == tokens
 
@@ -251,7 +251,7 @@ def test_many_texts_with_one_beginning_take_its_memory_once(
     once = resident(pool._bytes)
     assert once == pytest.approx(-(-most // KV_BLOCK) * pool.block_bytes, abs=pages)
     for slot in batch.slots[1:]:
-        slot.begin_like(first, most // KV_BLOCK * KV_BLOCK)
+        slot.copy_prefix_from(first, most // KV_BLOCK * KV_BLOCK)
     assert resident(pool._bytes) <= once + pages
     assert batch.kv_bytes == len(pool.numbers(0)) * pool.block_bytes
     batch.run([(slot, Pass(np.array([5]))) for slot in batch.slots])

@@ -37,7 +37,7 @@ class Plain:
     facts: ModelFacts
     ring: int
     text: list[int] = field(default_factory=list)
-    furthest: int = 0
+    high_water_mark: int = 0
     since: int = 0
     certain: int = 0
     moves: list[tuple[int, int]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Plain:
 
     def lost(self, same: int) -> bool:
         stateful = bool(self.ring or self.facts.convolutions)
-        gone = stateful and (self.furthest - same > LONGEST_PASS or same < self.since)
+        gone = stateful and (self.high_water_mark - same > LONGEST_PASS or same < self.since)
         return gone or bool(self.facts.delta and self.held > same)
 
     def cropped(self, length: int) -> int:
@@ -57,7 +57,7 @@ class Plain:
     def crop(self, length: int) -> int:
         same, left = min(length, len(self.text)), self.cropped(length)
         if self.lost(same):
-            self.furthest = self.since = left
+            self.high_water_mark = self.since = left
             self.held = left if self.facts.delta else 0
             self.moves = []
         self.moves = [(at, to) for at, to in self.moves if to < left]
@@ -115,7 +115,7 @@ class Slot:
             assert plan[line, 2 : 2 + n].tolist() == values
         assert (plan[:, [0, 1, n + 2]] == -7).all()
         assert (plan[0] == -7).all()  # the tokens are the caller's
-        plain.furthest = max(plain.furthest, past + n)
+        plain.high_water_mark = max(plain.high_water_mark, past + n)
         if how & READ:
             plain.certain = len(plain.text) + n
         if not how & DRAFT:
@@ -159,7 +159,7 @@ class Slot:
     def check(self) -> None:
         """Check that what the next token reads is the text's, once what waits is done."""
         plain, books = self.plain, self.books
-        assert books.furthest == max(plain.furthest, len(plain.text))
+        assert books.high_water_mark == max(plain.high_water_mark, len(plain.text))
         assert books.checkpoints == list(plain.checkpoints)
         assert books.needed == max([len(plain.text), *(at + 1 for at, _ in plain.moves)])
         assert books.waiting == len(plain.moves) + bool(self.facts.delta)
@@ -278,7 +278,7 @@ class Calls(RuleBasedStateMachine):
         self.slot.revocable = revocable
 
     @rule(length=strategies.integers(0, CONTEXT))
-    def begin_like(self, length: int) -> None:
+    def copy_prefix_from(self, length: int) -> None:
         other, mine = self.slots[1 - self.at], self.slot
         most = min([length, *(to for _, to in other.plain.moves)])
         same = other.plain.cropped(most)
@@ -287,11 +287,11 @@ class Calls(RuleBasedStateMachine):
             return
         back = other.plain.lost(same)
         mine.head[:], mine.keys[:same] = other.head, other.keys[:same]
-        assert mine.books.begin_like(other.books, same) == same
+        assert mine.books.copy_prefix_from(other.books, same) == same
         kept = {at: text for at, text in other.plain.checkpoints.items() if at <= same}
         mine.plain = Plain(
             self.facts, self.ring, other.plain.text[:same],
-            same if back else max(other.plain.furthest, len(other.plain.text)),
+            same if back else max(other.plain.high_water_mark, len(other.plain.text)),
             same if back else other.plain.since, same, [], kept, mine.plain.most,
             (same if back else other.plain.held) if self.facts.delta else 0,
         )  # fmt: skip
@@ -309,7 +309,7 @@ class Calls(RuleBasedStateMachine):
         slot.books.hold(len(plain.text), len(plain.text))
         assert not slot.books.put_states(np.append(states, np.float32(0)))
         assert slot.books.put_states(states)
-        plain.furthest = plain.since = plain.certain = len(plain.text)
+        plain.high_water_mark = plain.since = plain.certain = len(plain.text)
         plain.checkpoints, slot.waiting = {}, None
 
     @invariant()
@@ -342,7 +342,7 @@ def planned(books: Books, parents: list[int], how: int = TREE) -> np.ndarray:
 def test_a_row_continues_an_earlier_one(books: Books, parents: list[int]) -> None:
     with pytest.raises(InvalidRequest, match="expected -1, or an earlier one of its slot"):
         planned(books, parents)
-    assert books.furthest == 0
+    assert books.high_water_mark == 0
 
 
 @pytest.mark.parametrize("rows", [[1], [0, 1, 2], [2], [0, 2, 4], [0, 0], [-1], [0, 1, 3], [9]])
@@ -351,7 +351,7 @@ def test_only_a_path_is_kept(books: Books, rows: list[int]) -> None:
     with pytest.raises(InvalidRequest, match="does not continue those before it"):
         books.keep(rows)
     books.keep([0, 2, 3])  # a refusal has changed nothing
-    assert (books.furthest, books.waiting, books.needed) == (5, 2, 4)
+    assert (books.high_water_mark, books.waiting, books.needed) == (5, 2, 4)
     with pytest.raises(InvalidRequest, match="not of the last pass"):
         books.keep([0])
 

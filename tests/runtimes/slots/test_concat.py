@@ -238,7 +238,7 @@ def test_a_slot_begins_like_another(opened: Opened, graph: str, length: int) -> 
     lender.prefill(tokens)
     lender.forward(guesses)
     lender.keep([])
-    assert other.begin_like(lender, length) == min(length, 30)
+    assert other.copy_prefix_from(lender, length) == min(length, 30)
     fresh.prefill(tokens[:length])
     for slot in (other, fresh):
         slot.forward(guesses)

@@ -301,7 +301,7 @@ def test_a_text_is_copied_from_slot_to_slot(slots: Callable[[str], Any], slot: A
     if not isinstance(slot, Slot):
         return
     expected, other = after(slot, text), slots(kind)
-    copied = other.begin_like(slot, 10)
+    copied = other.copy_prefix_from(slot, 10)
     assert copied == (10 if "copy" in CAN[kind] else 0)
     assert other.tokens == text[:copied]
     same(rows(other, text[copied:]), expected[copied:])

@@ -30,7 +30,7 @@ STATES = (
 def moved(slot: Slot, other: Slot) -> None:
     """Copy the cache of ``slot`` to ``other``."""
     saved = [array.copy() for array in slot.held()]
-    for array, was in zip(other.take_up(slot.tokens, slot.furthest), saved, strict=True):
+    for array, was in zip(other.take_up(slot.tokens, slot.high_water_mark), saved, strict=True):
         array[...] = was
     assert other.taken_up()
 
@@ -95,7 +95,7 @@ def test_states_of_another_text_are_not_taken_up(
     text = np.random.default_rng(1).integers(0, slot.vocab_size, 300).tolist()
     slot.prefill(text)
     (saved,) = slot.held()
-    (array,) = other.take_up(slot.tokens, slot.furthest)
+    (array,) = other.take_up(slot.tokens, slot.high_water_mark)
     array[...] = saved
     tokens_held(other._head, other.model.facts)[-1] += off
     assert not other.taken_up()
@@ -134,7 +134,7 @@ def test_what_is_out_of_reach_is_refused(writer: Callable[..., Written]) -> None
 
 def begun_like(lender: Slot, other: Slot, fresh: Slot, text: list[int], length: int) -> None:
     """Check that ``other`` holds a prefix of the lender's text as if it had read it; the lender is unchanged."""
-    same = other.begin_like(lender, length)
+    same = other.copy_prefix_from(lender, length)
     assert same == len(other.tokens) == lender.cropped(length)
     assert other.tokens == text[:same]
     fresh.prefill(text[:same])
@@ -183,7 +183,7 @@ def test_rows_that_are_still_to_be_moved_are_not_lent(
     lender.forward(np.array([*text[200:202], 1, text[202], 2, text[203]]), np.array([-1, 0, 1, 1, 3, 3]))
     lender.keep([0, 1, 3, 5])
     assert lender.tokens == text
-    assert other.begin_like(lender, 204) == 202
+    assert other.copy_prefix_from(lender, 204) == 202
     fresh.prefill(text[:202])
     go_on_alike(fresh, other)
 

@@ -60,9 +60,9 @@ def leave_a_guess(slot: NativeSlot, guess: int, kept: int) -> None:
     facts, tokens = slot.model.facts, len(slot.tokens)
     slot._settle()
     if facts.delta:
-        slot._books.hold(tokens + guess - kept, slot.furthest)
+        slot._books.hold(tokens + guess - kept, slot.high_water_mark)
         slot._settle()
-        slot._books.hold(tokens, slot.furthest)
+        slot._books.hold(tokens, slot.high_water_mark)
         slot._books.set_held(tokens)
         return
     rows = slot._cache.array[0, : state_bytes(facts)].view("<f4").reshape(-1, STATE_ROWS, facts.hidden)

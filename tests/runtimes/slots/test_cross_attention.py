@@ -17,7 +17,7 @@ from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.runtimes.audio.features import encoder_rows
 from edgespec.runtimes.files.formats import Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.slots.encoder import Encoder, Memories
+from edgespec.runtimes.slots.encoder import EncodedSources, Encoder
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
@@ -63,7 +63,7 @@ def test_float32_equals_transformers(made: Callable[..., Made], name: str) -> No
     rows, case = one.encoder.encode(one.source), one.case
     np.testing.assert_allclose(rows, case["encoded"], atol=1e-4, rtol=0)
     slot, tokens = NativeSlot(one.decoder), case["tokens"]
-    slot.attend(Memories(one.decoder).fill(rows, b"source"))
+    slot.attend(EncodedSources(one.decoder).fill(rows, b"source"))
     found = np.concatenate([slot_rows(slot, tokens[at : at + 90]) for at in range(0, len(tokens), 90)])
     np.testing.assert_allclose(found[case["rows"]], case["logits"], atol=1e-4, rtol=0)
     slot.crop(0)
@@ -88,7 +88,7 @@ def test_a_row_has_the_same_bits_in_every_pass(made: Callable[..., Made], form: 
     rows = [one.encoder.encode(source) for source in sources]
     for source, own in zip(sources, rows, strict=True):
         np.testing.assert_array_equal(own, alone.encoder.encode(source))
-    few, memories = Memories(alone.decoder), Memories(one.decoder)
+    few, memories = EncodedSources(alone.decoder), EncodedSources(one.decoder)
     text = one.case["tokens"][:40]
     expected, slot = [], NativeSlot(alone.decoder)
     for number, own in enumerate(rows):
@@ -122,7 +122,7 @@ def test_a_row_has_the_same_bits_in_every_pass(made: Callable[..., Made], form: 
 
 def test_memories_are_kept_until_their_place_is_wanted(made: Callable[..., Made]) -> None:
     one = made("marian")
-    memories, slot = Memories(one.decoder, 2), NativeSlot(one.decoder)
+    memories, slot = EncodedSources(one.decoder, 2), NativeSlot(one.decoder)
     with pytest.raises(InvalidRequest, match="attends over a source"):
         slot.forward(np.array([1]))
     rows = one.encoder.encode(one.source)
@@ -136,7 +136,7 @@ def test_memories_are_kept_until_their_place_is_wanted(made: Callable[..., Made]
     memories.fill(rows, b"c")
     assert memories.find(b"b") is None  # not in use
     other = NativeSlot(one.decoder)
-    assert other.begin_like(slot, 3) == 0  # it attends over nothing
+    assert other.copy_prefix_from(slot, 3) == 0  # it attends over nothing
     other.attend(memories.fill(rows, b"c"))
     with pytest.raises(InvalidRequest, match="all 2 memories are in use"):
         memories.fill(rows, b"d")
@@ -151,7 +151,7 @@ def test_memories_are_kept_until_their_place_is_wanted(made: Callable[..., Made]
 
 def test_the_c_interface_runs_its_passes(made: Callable[..., Made]) -> None:
     one = made("t5_gated_untied", "int8", "f16")
-    slot, pool = NativeSlot(one.decoder), Memories(one.decoder)
+    slot, pool = NativeSlot(one.decoder), EncodedSources(one.decoder)
     slot.attend(pool.fill(one.encoder.encode(one.source), b"source"))
     text = one.case["tokens"][:9]
     theirs = slot.forward(text).logits

@@ -19,13 +19,13 @@ from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pa
 
 
 @dataclass(eq=False)
-class Memory:
+class CrossAttentionCache:
     """Keys and values of one source, for all layers of one model."""
 
     digest: bytes  # of the source and its encoder: equal digests mean equal caches
     rows: int  # of the encoder's output that it was computed from
     number: int  # among those of ``of``
-    of: MemoryPool  # the pool that holds it
+    of: CrossAttentionPool  # the pool that holds it
     users: int = 0  # slots that refer to it
 
     def hold(self) -> None:
@@ -39,7 +39,7 @@ class Memory:
             self.users -= 1
 
 
-class MemoryPool:
+class CrossAttentionPool:
     """The cross-attention caches of one model, in one array that all its slots read.
 
     Address space for all of them is reserved at once, as pages that are never written use no memory.  If the system
@@ -62,13 +62,13 @@ class MemoryPool:
         self.lock = threading.Lock()
         self._format = memory_format(model.kv)
         self._each = self._format.nbytes(model.facts, source.max_rows)
-        self._kept: dict[bytes, Memory] = {}  # the most recently used one is last
+        self._kept: dict[bytes, CrossAttentionCache] = {}  # the most recently used one is last
         self.bound = Bound(own_pages((1, self._each), np.uint8))
         if sys.platform != "win32":  # there, memory counts as soon as it is reserved
             with suppress(MemoryError):
                 self.bound = Bound(own_pages((most, self._each), np.uint8, sparse=True))
 
-    def find(self, digest: bytes) -> Memory | None:
+    def find(self, digest: bytes) -> CrossAttentionCache | None:
         """Find the memory of a source; None = it must be filled."""
         with self.lock:
             found = self._kept.pop(digest, None)
@@ -76,11 +76,11 @@ class MemoryPool:
                 self._kept[digest] = found
             return found
 
-    def stand_in(self, rows: int) -> Memory:
+    def stand_in(self, rows: int) -> CrossAttentionCache:
         """Give a memory of ``rows`` rows whose keys and values are zeros: passes over it can be timed."""
         if (found := self.find(digest := b"zeros %d" % rows)) is not None:
             return found
-        made = Memory(digest, rows, self.take(rows), self)
+        made = CrossAttentionCache(digest, rows, self.take(rows), self)
         self.bound.array[made.number, : self._format.nbytes(self.model.facts, rows)] = 0
         self.put(made)
         return made
@@ -102,12 +102,12 @@ class MemoryPool:
             for memory in idle[: max(len(idle) - most, 0)]:
                 self._forget(memory)
 
-    def _forget(self, memory: Memory) -> None:
+    def _forget(self, memory: CrossAttentionCache) -> None:
         del self._kept[memory.digest]
         first = memory.number * self._each
         give_back_pages(self.bound.array, first, first + self._each)
 
-    def put(self, memory: Memory) -> None:
+    def put(self, memory: CrossAttentionCache) -> None:
         """Keep a memory that is filled, for all requests of its source."""
         with self.lock:
             self._kept[memory.digest] = memory
