@@ -32,7 +32,7 @@ from edgespec.runtimes.audio.features import WINDOW_SAMPLES, encoder_rows, log_m
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.encoder import Encoder, Memories
+from edgespec.runtimes.slots.encoder import EncodedSources, Encoder
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 
@@ -72,7 +72,7 @@ def ours(folder: Path, source: Path, form: Any, threads: int, features: NDArray[
     assert part.source is not None
     assert part.source.features is not None
     encoder, model = Encoder(Model(folder, part.encoder, NATIVE, threads)), Model(folder, part, NATIVE, threads)
-    memories, slot = Memories(model, 2), open_slot(model)
+    memories, slot = EncodedSources(model, 2), open_slot(model)
     assert isinstance(slot, NativeSlot)
     given = encoder_rows(features, part.source.features)
     heard = encoder.encode(given)
