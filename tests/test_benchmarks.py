@@ -205,10 +205,15 @@ def test_methods(figures: Run, small: Path) -> None:
             figures("methods", small, "--method", "ngram", "--run", wrong, "--new", 2, "--repeats", 1)
 
 
+def held_out(folder: Path) -> tuple[Any, ...]:
+    """Give the options of a short measurement on a text of its own."""
+    text = folder / "held.txt"
+    text.write_text("MENENIUS:\nWhat work's, my countrymen, in hand? where go you\nWith bats and clubs?\n" * 8)
+    return "--text", text, "--tokens", 64, "--length", 32, *ONE
+
+
 def test_quality(text: Callable[..., str], tmp_path: Path, small: Path) -> None:
-    held_out = tmp_path / "held.txt"
-    held_out.write_text("MENENIUS:\nWhat work's, my countrymen, in hand? where go you\nWith bats and clubs?\n" * 8)
-    short = ("--text", held_out, "--tokens", 64, "--length", 32, *ONE)
+    short = held_out(tmp_path)
     changes: dict[str, Any] = {"VARIANTS": [("int8", "rtn", None)], "MIXED": (0.5,)}
     models = json.loads(text("quality", TARGET, small, *short, **changes))["models"]
     assert [row["label"] for row in models[TARGET]["rows"]] == ["fp32", "int8 rtn", "int4 mse, 1.33 times its bytes"]
@@ -216,8 +221,13 @@ def test_quality(text: Callable[..., str], tmp_path: Path, small: Path) -> None:
     assert (exact["perplexity_gap"], exact["top1_agreement"], exact["kl"]) == (0, 1, 0)
     assert 0 < rounded["kl"] < mixed["kl"] < 0.1
     assert "| int8 rtn |" in text("quality", TARGET, *short, "--markdown", **changes)
+
+
+@pytest.mark.nightly  # eight models are calibrated
+def test_quality_of_own_formats(text: Callable[..., str], tmp_path: Path) -> None:
+    short = held_out(tmp_path)
     variants = [("Q4_0", "q4_0", None, 0, False), ("gptq", "gptq", None, 0, True), ("half", "mse", None, 0.5, False)]
-    changes = {"OWN_VARIANTS": variants, "TOKENS": 512, "HELD": 2}
+    changes: dict[str, Any] = {"OWN_VARIANTS": variants, "TOKENS": 512, "HELD": 2}
     table = text("quality", TARGET, *short, "--markdown", "--seeds", "0,1", **changes).splitlines()[2:7]
     assert [line.split(" | ")[0] for line in table[2:]] == ["| Q4_0", "| gptq", "| half (1.33 times the bytes)"]
     assert all(line.count(" to ") == 2 for line in table[2:])

@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from edgespec.cli.app import cli
 from edgespec.planning.profiles import manifest_hash, read_profile
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
-from edgespec.runtimes.files.manifest import read_manifest
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Operators, read_manifest
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.pairs import VARIABLE
 from tests.android.writes import LENGTH, write_golden
@@ -47,6 +48,31 @@ BIONIC = """
 OF_GCC = {"__getauxval", "__errno_location"}
 
 
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("operators, form, some", [("native", "int4", 3), ("stock", "int8", 6)])
+def test_methods_write_what_python_writes(
+    bundles: Callable[..., Path], tmp_path: Path, operators: Operators, form: Format, some: int
+) -> None:
+    """One of ``some`` ways to decode; the next test has all of them, and everything else that Kotlin does."""
+    need_maven()
+    every = [settings for settings in ways() if settings["method"] != "eagle"]
+    requests = [(settings, PROMPTS[at % len(PROMPTS)]) for at, settings in enumerate(every[::some])]
+    made = serve(bundles(operators, form), operators, requests, LENGTH)
+    (tmp_path / "golden.json").write_text(json.dumps({"bundles": [made]}), "utf-8")
+    library = native_library().path
+    assert library is not None
+    java = ["java"] if operators == "native" else ["java", own_onnxruntime(tmp_path)]
+    code, said = replay(tmp_path / "golden.json", library, java)
+    assert code == 0, said
+    assert f"{LENGTH * len(requests)} tokens of {len(requests)} requests" in said
+
+
+def own_onnxruntime(folder: Path) -> str:
+    """Give the option by which Java loads Python's ONNX Runtime."""
+    return f"-Donnxruntime.native.onnxruntime.path={same_onnxruntime(folder)}"
+
+
+@pytest.mark.nightly
 @pytest.mark.usefixtures("native")
 def test_every_method_writes_what_python_writes(
     bundles: Callable[..., Path], checkpoint: Callable[[str], Path], tmp_path: Path
@@ -93,8 +119,7 @@ def test_lone_rows_of_stock_operators_go_as_pairs(bundles: Callable[..., Path], 
     golden.write_text(json.dumps({"bundles": [made]}), "utf-8")
     library = native_library().path
     assert library is not None
-    own = f"-Donnxruntime.native.onnxruntime.path={same_onnxruntime(tmp_path)}"
-    code, said = replay(golden, library, ["env", f"{VARIABLE}=1", "java", own])
+    code, said = replay(golden, library, ["env", f"{VARIABLE}=1", "java", own_onnxruntime(tmp_path)])
     assert code == 0, said
     assert f"{LENGTH * len(requests)} tokens of {len(requests)} requests" in said
 

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.support.required import need
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "android_demo"
+MODULES = "edgespec", "app"
 LIMIT = 900  # seconds: a busy machine may be slow
 
 
@@ -60,30 +61,32 @@ def _sources() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
-def _build(*arguments: str) -> str:
-    """Build all modules, and note the class path of their tests -> what Maven said; fails with that."""
+def _build(*arguments: str, modules: Sequence[str] = MODULES) -> str:
+    """Build modules, and note the class path of their tests -> what Maven said; fails with that."""
     sources = _sources()
     found = maven(*arguments, "dependency:build-classpath", "-Dmdep.outputFile=target/classpath.txt")
     said = (found.stdout + found.stderr)[-6000:]
     assert found.returncode == 0, said
-    (DEMO / "target" / "built").write_text(sources, "utf-8")
+    for module in modules:
+        (DEMO / module / "target" / "built").write_text(sources, "utf-8")
     return said
 
 
-def build(folder: Path) -> Path:
-    """Build, where sources are newer -> ``folder`` with a copy: classes, tests and jars of both modules."""
-    stamp = DEMO / "target" / "built"
+def build(folder: Path, modules: Sequence[str] = MODULES) -> Path:
+    """Build where sources are newer -> ``folder`` with a copy of ``modules``; of all of them, jars too."""
     with folder_alone():
-        if not stamp.is_file() or stamp.read_text("utf-8") != _sources():
-            _build("package", "-DskipTests")
-        for module in ("edgespec", "app"):
+        stamps = [DEMO / module / "target" / "built" for module in modules]
+        if any(not stamp.is_file() or stamp.read_text("utf-8") != _sources() for stamp in stamps):
+            goals = ("package", "-DskipTests") if modules == MODULES else ("-pl", ",".join(modules), "test-compile")
+            _build(*goals, modules=modules)
+        for module in modules:
             shutil.copytree(DEMO / module / "target", folder / module)
     return folder
 
 
 def classpath(folder: Path) -> str:
     """Return the class path of the Kotlin runtime's tests, which also contain programs; ``folder`` is new."""
-    built = build(folder) / "edgespec"
+    built = build(folder, ["edgespec"]) / "edgespec"
     needed = (built / "classpath.txt").read_text("utf-8").strip()
     return ":".join([str(built / "classes"), str(built / "test-classes"), needed])
 

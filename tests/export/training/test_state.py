@@ -143,7 +143,7 @@ SHORT = ("--self-distill", 12, "--batch", 4, "--length", 24, "--steps", 6, "--he
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize(
     "method, pairs",
-    [("medusa", 2), *(pytest.param(*long, marks=pytest.mark.nightly) for long in (("medusa", 8), ("draft", 4)))],
+    [("medusa", 1), *(pytest.param(*long, marks=pytest.mark.nightly) for long in (("medusa", 8), ("draft", 4)))],
 )
 def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, pairs: int) -> None:
     done = python("-m", "tests.export.training.killed", model, tmp_path, method, pairs, 0, cwd=ROOT)
@@ -195,7 +195,6 @@ def test_the_command(command: Command, model: Path, tmp_path: Path) -> None:
     assert found["ranks"] is None
     assert set(found["acceptance"]["sampled"]) == {"overlap", "agreement", "positions"}
     command("train", "draft", model, "-o", tmp_path / "b", *SHORT).refused(1, "already there", "--overwrite")
-    assert command("train", "draft", model, "-o", tmp_path / "b", *SHORT, "--overwrite", "--seed", 1).code == 0
 
 
 @pytest.mark.usefixtures("torch", "fresh_accelerate")

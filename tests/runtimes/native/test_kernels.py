@@ -311,7 +311,10 @@ def test_attention_of_the_smallest_heads(program: Program) -> None:
     assert found["formats"]["f16"]["products"] == 2 * 2
 
 
-@pytest.mark.parametrize("way, words", [("adb", ("--serial", "phone")), ("ssh", ("--ssh", "me@board"))])
+@pytest.mark.parametrize(
+    "way, words",
+    [("adb", ("--serial", "phone")), pytest.param("ssh", ("--ssh", "me@board"), marks=pytest.mark.nightly)],
+)
 def test_a_device_gets_the_program_and_loses_it(
     program: Program, device: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, words: Any
 ) -> None:
