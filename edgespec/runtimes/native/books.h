@@ -124,7 +124,7 @@ class Text {
   int64_t taps_;
   uint8_t* head_ = nullptr;
   int64_t length_ = 0;
-  int64_t high_water_mark_ = 0;          // tokens ever written, of those whose states or exact keys may be lost
+  int64_t high_water_mark_ = 0;   // tokens ever written, of those whose states or exact keys may be lost
   int64_t since_ = 0;             // tokens before which no row of those is there, only what the next token reads
   int64_t certain_ = 0;           // tokens that will not be taken back
   int64_t end_ = 0;               // of the rows of the last pass
@@ -157,7 +157,8 @@ EDGESPEC_EXPORT int64_t edgespec_text_crop(edgespec::Text* text, int64_t length)
 EDGESPEC_EXPORT int64_t edgespec_text_restart(edgespec::Text* text);
 EDGESPEC_EXPORT int64_t edgespec_text_reaches(const edgespec::Text* text, int64_t visible, int64_t count);
 EDGESPEC_EXPORT int64_t edgespec_text_lends(const edgespec::Text* text, int64_t length);
-EDGESPEC_EXPORT int64_t edgespec_text_copy_prefix_from(edgespec::Text* text, const edgespec::Text* other, int64_t length);
+EDGESPEC_EXPORT int64_t edgespec_text_copy_prefix_from(edgespec::Text* text, const edgespec::Text* other,
+                                                       int64_t length);
 // Tokens of the text that the states of delta rules do not hold yet (below 0: they hold more), 0 without such rules.
 EDGESPEC_EXPORT int64_t edgespec_text_behind(const edgespec::Text* text);
 EDGESPEC_EXPORT void edgespec_text_set_held(edgespec::Text* text, int64_t tokens);
