@@ -303,7 +303,8 @@ def _nucleus(row: NDArray[np.float32], temperature: float, top_p: float) -> NDAr
     count, size = len(row), _FIRST_NUCLEUS
     weights = row - row.max()
     with np.errstate(over="ignore"):
-        weights /= max(np.float32(temperature), np.finfo(np.float32).tiny)
+        # within float32: -inf over inf would be NaN
+        weights /= np.float32(np.clip(temperature, np.finfo(np.float32).tiny, np.finfo(np.float32).max))
     wanted = top_p * np.exp(weights, out=weights).sum(dtype=np.float64)
     while True:
         # Tokens that tie with the last candidate are included, so that the order is well defined.

@@ -35,7 +35,9 @@ ISA_FLAGS = {
 ISA_FLAGS["isa_avx512"] += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # GCC 12's own headers
 ARM = tuple(isa for isa, flags in ISA_FLAGS.items() if any(flag.startswith("-march=arm") for flag in flags))
 # layers between passes and their callers
-BESIDE = ("values", "ops", "node", "model_file", "texts", "c_api", "jni")
+READERS = ("mapping", "model_file", "texts", "c_api")
+LOOP = ("sampling", "verify", "target", "drawing", "ngram", "loop", "json", "bundle", "session")
+BESIDE = ("values", "ops", "node", "jni", *READERS, *LOOP)
 SOURCES = tuple(name for name in (*_listed("FILES"), *ISAS) if name not in BESIDE)
 OPERATOR = (*SOURCES, "node", "values", "ops")
 PARTS = ("selftest_all",)

@@ -5,6 +5,7 @@
 
 #include "guarded.h"
 #include "node.h"
+#include "sized.h"
 #include "team.h"
 #include "texts.h"
 
@@ -12,7 +13,7 @@ using namespace edgespec;
 
 namespace {
 
-constexpr int kMostThreads = 512, kMostSlots = 1 << 16;
+constexpr int kMostSlots = 1 << 16;
 constexpr int64_t kMostTokens = int64_t(1) << 32;
 
 bool is_exact_f32(const Program& program) {
@@ -20,27 +21,6 @@ bool is_exact_f32(const Program& program) {
     if (s.op == Op::kLinear || s.op == Op::kGlu || s.op == Op::kExperts || (s.op == Op::kHeads && s.w >= 0))
       return s.kind == kF32;
   return false;
-}
-
-template <class T>
-void expect_size(const T* given) {
-  if (!given || given->size < 2 * sizeof(uint32_t)) refuse("expected a structure with its size (EDGESPEC_INIT)");
-}
-
-// Reads what another version of a structure has of this one.
-template <class T>
-T known(const T* given) {
-  expect_size(given);
-  T found{};
-  std::memcpy(&found, given, std::min<size_t>(given->size, sizeof(T)));
-  return found;
-}
-
-template <class T>
-void answer(T* asked, T found) {
-  expect_size(asked);
-  found.size = asked->size;
-  std::memcpy(asked, &found, std::min<size_t>(found.size, sizeof(T)));
 }
 
 // The type of each input of a node, and whether it has two dimensions.
@@ -97,10 +77,7 @@ const char* edgespec_error(void) { return g_error.data(); }
 int edgespec_open(const char* graph, int32_t threads, edgespec_model** model) {
   return guarded([&] {
     if (!graph || !model) refuse("expected a path, and where to put the model");
-    if (threads < 0 || threads > kMostThreads)
-      refuse("threads " + std::to_string(threads) + ": expected 0 to " + std::to_string(kMostThreads));
-    const int all = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    *model = new edgespec_model(read_model(graph), threads ? threads : std::min(all, kMostThreads));
+    *model = open_graph(graph, threads).release();
   });
 }
 

@@ -1,10 +1,13 @@
 /* Native bundles from C, and from any language that can call C: no Python, no ONNX Runtime.
  *
- * A model is a graph file of native operators (model.native.onnx of a bundle, draft/model.native.onnx).  It has one
- * node, whose program this library runs on the mapped weights of the file next to it.  A cache holds keys, values and
- * states of some texts, its slots.  A pass runs rows after the texts of slots: a row continues its text or an earlier
- * row, so the rows of a slot are a chain or a tree.  Then `keep` commits rows, and the others are forgotten.  Lossless
- * speculative decoding needs nothing else from a model; the caller provides drafters and tokenizers
+ * There are two levels.  A session over a bundle's folder decodes whole texts: token ids in, token ids out, with the
+ * loop, the drafters and the sampling of Python, and its very tokens (examples/c/generate.c).
+ *
+ * Below it, a model is a graph file of native operators (model.native.onnx of a bundle, draft/model.native.onnx).  It
+ * has one node, whose program this library runs on the mapped weights of the file next to it.  A cache holds keys,
+ * values and states of some texts, its slots.  A pass runs rows after the texts of slots: a row continues its text or
+ * an earlier row, so the rows of a slot are a chain or a tree.  Then `keep` commits rows, and the others are forgotten.
+ * Lossless speculative decoding needs nothing else from a model; the caller provides drafters and tokenizers
  * (examples/c/greedy.c).
  *
  * Functions that can fail return an EDGESPEC_ status.  Nothing here writes to stdout or stderr, and no C++ exception
@@ -25,7 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EDGESPEC_C_VERSION 3
+#define EDGESPEC_C_VERSION 4
 
 #if defined(_WIN32) && defined(EDGESPEC_BUILDING)
 #define EDGESPEC_API __declspec(dllexport)
@@ -41,11 +44,17 @@ extern "C" {
 
 typedef struct edgespec_model edgespec_model;
 typedef struct edgespec_cache edgespec_cache;
+typedef struct edgespec_bundle edgespec_bundle;
+typedef struct edgespec_session edgespec_session;
 
 enum {
   EDGESPEC_OK = 0,
-  EDGESPEC_REFUSED = 1,  /* a file or an argument; nothing has changed */
-  EDGESPEC_NO_MEMORY = 2 /* slots that the call was to change are empty */
+  EDGESPEC_REFUSED = 1,   /* a file or an argument; nothing has changed */
+  EDGESPEC_NO_MEMORY = 2, /* slots that the call was to change are empty */
+  EDGESPEC_CANCELLED = 3, /* the call may be repeated: what was done before is not lost */
+  EDGESPEC_FULL = 4,      /* the prompt leaves no room in the context */
+  EDGESPEC_NO_FILE = 5,   /* a file that is not there, or a bundle without graphs of native operators */
+  EDGESPEC_BROKEN = 6     /* the model gives NaN or infinity */
 };
 
 /* How keys and values are kept.  Formats with tables (int4, nomad) are not offered here. */
@@ -187,6 +196,118 @@ typedef struct edgespec_array {
  * columns say what room there is, and then rows and columns what was written. Too little room is refused. */
 EDGESPEC_API int edgespec_run(edgespec_model* model, const edgespec_array* inputs, int32_t input_count,
                               edgespec_array* outputs, int32_t output_count);
+
+/* ---- sessions (since version 4) ----------------------------------------------------------------------------------
+ *
+ * A session has one text and the memory of its models' caches.  It is used by one thread at a time, except for
+ * edgespec_cancel; sessions of one bundle may run in different threads, and their passes take turns.  A bundle is kept
+ * until it and all of its sessions are closed, in any order. */
+
+/* Opens a bundle's folder (a path in UTF-8) with its target and its draft model.  threads: as of edgespec_open. */
+EDGESPEC_API int edgespec_bundle_open(const char* folder, int32_t threads, edgespec_bundle** bundle);
+EDGESPEC_API void edgespec_bundle_close(edgespec_bundle* bundle); /* null is fine */
+
+typedef struct edgespec_bundle_facts {
+  uint32_t size;
+  int32_t has_draft;
+  int64_t context; /* maximum tokens of a text, prompt included */
+  int64_t vocab;
+  const int64_t* stops; /* [stop_count] tokens that end a text; the bundle's */
+  int32_t stop_count;
+} edgespec_bundle_facts;
+EDGESPEC_API int edgespec_bundle_describe(const edgespec_bundle* bundle, edgespec_bundle_facts* facts);
+
+typedef struct edgespec_session_options {
+  uint32_t size;
+  int32_t attention; /* 0: the bundle's, else F32, F16 or INT8 of EDGESPEC_ATTENTION_ */
+  int64_t context;   /* maximum tokens of its text; 0: the bundle's.  Memory that no token has reached is not touched */
+  const char* ngram_store; /* a file of `edgespec ngram build`, for the method ngram; null: none */
+} edgespec_session_options;
+/* options: null is fine. */
+EDGESPEC_API int edgespec_session_open(edgespec_bundle* bundle, const edgespec_session_options* options,
+                                       edgespec_session** session);
+EDGESPEC_API void edgespec_session_close(edgespec_session* session);           /* null is fine */
+EDGESPEC_API uint64_t edgespec_session_bytes(const edgespec_session* session); /* of its caches */
+
+/* The settings of a text are Python's (docs/reference/settings.md).  Zero is off, or the default. */
+typedef struct edgespec_settings {
+  uint32_t size;
+  int32_t guesses;        /* maximum guesses of a round; 0: the method's */
+  int64_t max_new_tokens; /* 0: to the end of the context */
+  /* plain, ngram, speculative, self-spec, or several of these with commas between, which are asked in turn; null: plain
+   */
+  const char* method;
+  const int64_t* stops; /* [stop_count] tokens that end the text, besides the bundle's */
+  int32_t stop_count;
+  int32_t ignore_eos; /* 1: only `stops` end it */
+  double temperature; /* 0: greedy */
+  int64_t top_k;
+  double top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+  const int64_t* bias_tokens; /* [bias_count] tokens, and what is added to their logits; -infinity forbids one */
+  const double* biases;
+  int32_t bias_count;
+  int32_t seeded; /* 1: `seed` decides the text; 0: the system's random numbers do */
+  int64_t seed;
+  int32_t coupled;       /* 1: sampled texts are plain decoding's; 0: more guesses are accepted, by rejection */
+  int32_t block;         /* 1: rejection judges a chain of guesses as a whole */
+  const int32_t* branch; /* [branch_count] speculative: children of each guess, by depth; null: the bundle's */
+  int32_t branch_count;
+  int32_t logprobs; /* 1: rounds say the log-probability of each token, of the unadjusted model */
+  int32_t reserved;
+  /* While a prompt is read: tokens done, of how many; not 0: the call is cancelled.  null: none. */
+  int (*progress)(void* user, int64_t done, int64_t total);
+  /* Which tokens may follow a text [count] and a path of guesses [path_count] after it, such as a grammar's: sets some
+   * of allowed [columns], which are all 1, to 0.  logits [columns]: after bias and penalties.  It is asked for any
+   * prefix, in any order, and must answer by the prefix alone.  not 0: the call is cancelled.  null: any token may. */
+  int (*mask)(void* user, const int64_t* text, int64_t count, const int64_t* path, int32_t path_count,
+              const float* logits, int64_t columns, uint8_t* allowed);
+  void* user;
+} edgespec_settings;
+
+enum {
+  EDGESPEC_GOES_ON = 0,
+  EDGESPEC_STOPPED = 1, /* by a token that ends the text, which is its last one */
+  EDGESPEC_LENGTH = 2,  /* max_new_tokens are there */
+  EDGESPEC_CONTEXT = 3  /* the context is full */
+};
+
+/* One pass of the target, and what came of it.  Its arrays are the session's until its next call. */
+typedef struct edgespec_round {
+  uint32_t size;
+  int32_t finish;         /* EDGESPEC_GOES_ON, or why this round is the last */
+  const int64_t* tokens;  /* [count] the new ones, at least one */
+  const int64_t* drafted; /* [drafted_count] all guesses of the round */
+  /* [rejected_count] guesses that would have followed the accepted ones; in a tree the drafter's first choices */
+  const int64_t* rejected;
+  int32_t count, drafted_count, rejected_count;
+  int32_t accepted;       /* how many of `tokens` were guesses, the first ones */
+  const char* drafter;    /* the drafter that guessed; "" where none did */
+  const double* logprobs; /* [count]; null: not asked for */
+} edgespec_round;
+
+/* Begins a text: reads the prompt [count], of which the session may know the beginning from its text before.  Where it
+ * is cancelled, the part that was read is not read again. */
+EDGESPEC_API int edgespec_begin(edgespec_session* session, const int64_t* prompt, int64_t count,
+                                const edgespec_settings* settings);
+/* Runs a round of the text; refused after the last one. */
+EDGESPEC_API int edgespec_next(edgespec_session* session, edgespec_round* round);
+/* Both, to the end of the text.  on_round is called after each round; not 0: the call is cancelled. */
+EDGESPEC_API int edgespec_generate(edgespec_session* session, const int64_t* prompt, int64_t count,
+                                   const edgespec_settings* settings,
+                                   int (*on_round)(void* user, const edgespec_round* round), void* user);
+/* Ends the session's call that is running now with EDGESPEC_CANCELLED, at the end of its pass, or else its next one.
+ * From any thread. */
+EDGESPEC_API void edgespec_cancel(edgespec_session* session);
+
+typedef struct edgespec_counts { /* of the session's text */
+  uint32_t size;
+  int32_t reserved;
+  int64_t prompt_tokens, reused_tokens; /* the latter were not read again */
+  int64_t rounds, tokens, drafted, accepted;
+  uint64_t prompt_ns, round_ns, pass_ns; /* of reading the prompt, of rounds, and of passes in rounds */
+  const char* dropped; /* drafters that failed, and why, a line each; the session's until its next call */
+} edgespec_counts;
+EDGESPEC_API int edgespec_session_counts(const edgespec_session* session, edgespec_counts* counts);
 
 #ifdef __cplusplus
 }

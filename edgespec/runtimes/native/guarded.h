@@ -14,6 +14,12 @@ namespace edgespec {
 
 [[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
 
+// An error with its status.
+struct Failure : std::runtime_error {
+  Failure(int status, const std::string& what) : std::runtime_error("edgespec: " + what), status(status) {}
+  int status;
+};
+
 inline thread_local std::array<char, 512> g_error{};
 
 // Errors may quote any bytes of a file: bytes that are not UTF-8 become question marks.
@@ -46,6 +52,9 @@ int guarded(Work work) noexcept {
   } catch (const std::invalid_argument& error) {
     set_error(error.what());
     return EDGESPEC_REFUSED;
+  } catch (const Failure& failure) {
+    set_error(failure.what());
+    return failure.status;
   } catch (const std::bad_alloc&) { set_error("edgespec: no memory"); } catch (const std::exception& error) {
     set_error(error.what());
   }

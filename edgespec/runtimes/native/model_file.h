@@ -5,26 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "mapping.h"
 #include "pass.h"
 
 namespace edgespec {
-
-// A file in memory, read only.
-class Mapping {
- public:
-  // Throws std::invalid_argument: it cannot be opened or mapped.
-  explicit Mapping(const std::string& path);
-  ~Mapping();
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  const uint8_t* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  const uint8_t* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 struct ModelFile {
   std::string program;

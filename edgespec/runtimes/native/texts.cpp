@@ -4,7 +4,21 @@
 
 namespace edgespec {
 
-constexpr int kMostTop = 1024;
+constexpr int kMostTop = 1024, kMostThreads = 512;
+constexpr uint64_t kSmall = uint64_t(4) << 20;  // bytes of weights: a pass is over before a second thread has woken up
+
+static int threads_of(int32_t threads) {
+  if (threads < 0 || threads > kMostThreads)
+    refuse("threads " + std::to_string(threads) + ": expected 0 to " + std::to_string(kMostThreads));
+  return threads ? threads : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
+}
+
+OpenedModel open_graph(const std::string& path, int32_t threads, bool small_alone) {
+  ModelFile file = read_model(path);
+  uint64_t bytes = 0;
+  for (const Tensor& weight : file.weights) bytes += weight.bytes;
+  return OpenedModel(new edgespec_model(std::move(file), small_alone && bytes < kSmall ? 1 : threads_of(threads)));
+}
 
 // ---- passes --------------------------------------------------------------------------------------------------------
 
@@ -82,6 +96,7 @@ edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inp
   in.kv_bytes = cache.each;
   in.layout = cache.layout;
   in.top = top;
+  in.columns = p.columns;
   in.weights = model.file.weights;
   const Active active = model.program.active(in.gates, in.gate_count);
   const size_t rows = size_t(in.heads) * active.logits, hidden = size_t(active.hidden);
@@ -107,7 +122,7 @@ edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inp
   }
   edgespec_result found{};
   found.rows = static_cast<int32_t>(rows);
-  found.columns = active.columns;
+  found.columns = p.columns ? std::min(p.columns, active.columns) : active.columns;
   found.top = top;
   found.hidden_columns = active.hidden;
   found.logits = top ? nullptr : out.logits;
@@ -128,7 +143,8 @@ static edgespec_result launch_text(edgespec_cache& cache, Planned& p, const std:
     const Text& text = cache.slots[slot].text;
     if (!text.moves() && !(text.delta() && runs(slot))) continue;
     p.moves.resize(p.moves.size() + 3 * size_t(text.waiting()));
-    text.write_moves(p.moves.data() + p.moves.size() - 3 * size_t(text.waiting()), int64_t(slot), read, false);
+    text.write_moves(p.moves.data() + p.moves.size() - 3 * size_t(text.waiting()), int64_t(slot), read,
+                     cache.revocable);
   }
   for (const Run& part : parts) cache.slots[part.slot].text.make_room(part.rows.count);
   try {
@@ -154,6 +170,25 @@ edgespec_result run_pass(edgespec_cache& cache, const edgespec_request& r) {
   choose_heads(r, p);
   p.gates = gates_of(cache.model, r);
   return launch_text(cache, p, parts, r.inputs, r.top, 0);
+}
+
+edgespec_result run_rows(edgespec_cache& cache, int32_t slot, const TextRows& wanted) {
+  Planned p;
+  const size_t n = size_t(p.rows = wanted.count);
+  p.plan.assign(6 * n, 0);
+  std::copy_n(wanted.tokens, n, p.plan.begin());
+  const int64_t how = wanted.draft * int64_t(kDraft) | (wanted.parents != nullptr) * int64_t(kTree);
+  const std::vector<Run> parts{{slot, {p.plan.data(), p.rows, 0, p.rows, wanted.offset, how}}};
+  if (wanted.parents) std::copy_n(wanted.parents, n, parts[0].rows.line(kParents));
+  cache.at(slot).text.plan(parts[0].rows, slot);
+  for (int i = wanted.last ? p.rows - 1 : 0; i < p.rows; ++i) p.heads.push_back(i);
+  const Gates& at = cache.model.gates;
+  edgespec_request whole{};
+  whole.logits = EDGESPEC_ALL_ROWS;
+  p.gates = gates_of(cache.model, whole);
+  if (wanted.gates) std::copy_n(wanted.gates, size_t(at.count), p.gates.get());
+  p.columns = wanted.columns;
+  return launch_text(cache, p, parts, nullptr, wanted.top, 0);
 }
 
 void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int64_t count) {

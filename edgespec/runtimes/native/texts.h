@@ -93,6 +93,19 @@ struct edgespec_model {
   }
 };
 
+namespace edgespec {
+
+struct CloseModel {
+  void operator()(edgespec_model* model) const { model->release(); }
+};
+using OpenedModel = std::unique_ptr<edgespec_model, CloseModel>;
+
+// Opens a graph.  threads: the caller's included, 0: as many as there are processors.  small_alone: a small model gets
+// one.  Throws std::invalid_argument, Failure: it cannot be read.
+OpenedModel open_graph(const std::string& path, int32_t threads, bool small_alone = false);
+
+}  // namespace edgespec
+
 struct edgespec_cache {
   edgespec_model& model;
   edgespec::KvLayout layout;
@@ -101,6 +114,7 @@ struct edgespec_cache {
   uint8_t* base = nullptr;
   std::vector<edgespec::Slot> slots;
   edgespec::Results results;  // of the last pass; not in the model, because its other caches may run passes
+  bool revocable = false;     // whether kept tokens may be taken back: states that cannot be cropped hold fewer
 
   explicit edgespec_cache(edgespec_model& of) : model(of) { ++model.users; }
   ~edgespec_cache() { model.release(); }
@@ -122,6 +136,7 @@ struct Planned {
   std::vector<int64_t> plan, heads, moves;
   std::unique_ptr<bool[]> gates;
   int rows = 0;
+  int columns = 0;  // of the LM head, the first ones; 0: all
 };
 
 // Runs what is planned -> its results, without their size.  Throws std::invalid_argument if it is refused, before
@@ -130,6 +145,20 @@ edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inp
 
 // Runs the rows of a request after the texts of its slots; they may be kept.
 edgespec_result run_pass(edgespec_cache& cache, const edgespec_request& r);
+
+// Rows of the text in a slot, as the loop runs them (loop.h).
+struct TextRows {
+  const int64_t* tokens;
+  int32_t count;
+  const int32_t* parents = nullptr;  // as in a request
+  int64_t offset = 0;                // rows of earlier drafts, after the text, that they continue
+  bool draft = false;                // nothing is kept: the next pass overwrites it
+  const bool* gates = nullptr;       // null: the whole model
+  int columns = 0;                   // of the LM head, the first ones; 0: all
+  bool last = false;                 // only the last row reaches the LM head
+  int top = 0;                       // 0: all logits
+};
+edgespec_result run_rows(edgespec_cache& cache, int32_t slot, const TextRows& wanted);
 
 // Refuses a text that some pass of its reading would refuse, before the first of them writes.
 void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int64_t count);

@@ -27,7 +27,7 @@ from tests.support.native_graph import program_text, with_program
 from tests.support.passes import run_heads, states
 from tests.support.planned import PLANS, with_heads
 from tests.support.required import need
-from tests.support.selftest import NATIVE, OPERATOR, PLAIN, compiled, host_compiler, host_isas, linked
+from tests.support.selftest import NATIVE, OPERATOR, PLAIN, READERS, compiled, host_compiler, host_isas, linked
 from tests.support.selftest import THREADS as SANITIZED_THREADS
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -171,7 +171,7 @@ def test_sessions_under_the_thread_sanitizer(
     made, compiler = writer("native", name, form), host_compiler()
     assert compiler, "no C++ compiler"
     flags = (*PLAIN, *SANITIZED_THREADS)
-    objects = compiled(tmp_path / "objects", compiler, (*OPERATOR, "model_file", "texts", "c_api", "sessions"),
+    objects = compiled(tmp_path / "objects", compiler, (*OPERATOR, *READERS, "sessions"),
                        host_isas(), flags)  # fmt: skip
     program = linked(tmp_path / "sessions", compiler, objects, flags)
     assert program.run(str(graph(made)), "8", "40") == "0 of 8 texts differ\n"

@@ -26,6 +26,7 @@ from tests.support.selftest import (
     OPERATOR,
     PARTS,
     PLAIN,
+    READERS,
     SANITIZED,
     SOURCES,
     TESTS,
@@ -38,7 +39,7 @@ from tests.support.selftest import (
     linked,
 )  # fmt: skip
 
-C_INTERFACE = ("damaged", "model_file", "texts", "c_api")
+C_INTERFACE = ("damaged", *READERS)
 DAMAGED = [("qwen2_tied_gqa7", "int4"), ("lfm2_conv", "int8"), ("qwen2_untied", "fp32")]  # bundles to change
 # without the features that the emulator lacks, of which it would warn
 HASWELL = "Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid"

@@ -1,0 +1,123 @@
+#include "bundle.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace edgespec {
+namespace {
+
+constexpr int64_t kOldest = 5, kNewest = 6;  // schemas of manifests that are read here
+constexpr int64_t kMostContext = int64_t(1) << 32, kMostExtra = 1 << 12, kMostGuesses = 64, kMostVocab = 1 << 24;
+
+// A file of the folder; its name must not lead out of it.
+std::string inside(const std::string& folder, const std::string& name) {
+  bool fine = !name.empty() && name[0] != '/' && name.find_first_of(std::string("\\:\0", 3)) == std::string::npos;
+  for (size_t at = 0; fine && at <= name.size();) {
+    const size_t end = std::min(name.find('/', at), name.size());
+    fine = name.compare(at, end - at, "..") != 0 && end > at;
+    at = end + 1;
+  }
+  if (!fine) refuse("a path that leaves the bundle: " + name);
+  return folder + "/" + name;
+}
+
+int64_t bounded(const Json& value, const char* name, int64_t without, int64_t least, int64_t most) {
+  const int64_t found = value.number(name, without);
+  if (found < least || found > most) refuse(std::string(name) + " " + std::to_string(found) + ": out of range");
+  return found;
+}
+
+// The tokens of a cut LM head: little-endian int32, ascending.
+std::vector<int64_t> read_head(const std::string& path, int64_t size, int64_t vocab) {
+  const Mapping file(path);
+  bool fine = size > 0 && uint64_t(size) * 4 == file.size();
+  std::vector<int64_t> found;
+  for (int64_t i = 0; fine && i < size; ++i) {
+    int32_t token = 0;
+    std::memcpy(&token, file.data() + 4 * i, sizeof token);
+    fine = token >= 0 && token < vocab && (!i || token > found.back());
+    found.push_back(token);
+  }
+  if (!fine) refuse(path + ": expected " + std::to_string(size) + " ascending tokens");
+  return found;
+}
+
+ModelPart read_part(const std::string& folder, const Json& part, const char* name) {
+  ModelPart found;
+  for (const char* beside : {"source", "image", "sound", "tower", "decoder"})
+    if (!part[beside].is_null())
+      refuse(std::string(name) + ": reads more than tokens: its passes are run by edgespec_run");
+  const Json& graph = part["graphs"]["native"];
+  if (graph.is_null())
+    throw Failure(EDGESPEC_NO_FILE, std::string(name) + ": has no graph of native operators: export it for those");
+  found.graph = inside(folder, graph["file"].text("file"));
+  found.context = bounded(part["facts"]["context"], "context", 0, 1, kMostContext);
+  found.vocab = bounded(part["facts"]["vocab"], "vocab", 0, 1, kMostVocab);
+  const Json& extra = part["extra_rows"];  // of schema 5: headroom
+  found.extra_rows = bounded(extra.is_null() ? part["headroom"] : extra, "extra_rows", 0, 1, kMostExtra);
+  if (part["cut"].flag("cut", false))
+    found.head = read_head(inside(folder, part["head_vocab"]["file"].text("head_vocab")),
+                           bounded(part["head_vocab"]["size"], "head_vocab", 0, 1, found.vocab), found.vocab);
+  if (part["attention"].is_null()) return found;
+  const std::string attention = part["attention"]["default"].text("attention");
+  if (attention == "f32")
+    found.attention = EDGESPEC_ATTENTION_F32;
+  else if (attention == "f16")
+    found.attention = EDGESPEC_ATTENTION_F16;
+  else if (attention == "int8")
+    found.attention = EDGESPEC_ATTENTION_INT8;
+  else
+    found.attention_name = attention;
+  return found;
+}
+
+MethodPart read_method(const Json& method) {
+  MethodPart found;
+  found.guesses = bounded(method["gamma"], "gamma", 4, 1, kMostGuesses);
+  const Json& skip = method["skip"];
+  found.skip.attention = skip["attention"].numbers("attention");
+  found.skip.mlp = skip["mlp"].numbers("mlp");
+  found.skip.high_attention = skip["high_attention"].numbers("high_attention");
+  found.skip.high_mlp = skip["high_mlp"].numbers("high_mlp");
+  found.skip.high_head = skip["high_head"].flag("high_head", false);
+  found.skip.head_rows = bounded(skip["head_rows"], "head_rows", 0, 0, kMostVocab);
+  for (const auto* layers : {&found.skip.attention, &found.skip.mlp, &found.skip.high_attention, &found.skip.high_mlp})
+    for (int64_t layer : *layers)
+      if (layer < 0) refuse("skip: layer " + std::to_string(layer));
+  found.branch = method["branch"].numbers("branch");
+  return found;
+}
+
+void expect_vocab(const edgespec_model& model, const ModelPart& part, const char* name) {
+  const int64_t columns = part.head.empty() ? part.vocab : int64_t(part.head.size());
+  if (model.program.vocab != columns)
+    refuse(std::string(name) + ": its graph scores " + std::to_string(model.program.vocab) + " tokens, and not " +
+           std::to_string(columns));
+}
+
+}  // namespace
+}  // namespace edgespec
+
+using namespace edgespec;
+
+edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads) {
+  const Mapping file(folder + "/edgespec.json");
+  const Json manifest = Json::parse(reinterpret_cast<const char*>(file.data()), file.size());
+  const int64_t schema = manifest["schema_version"].number("schema_version", 0);
+  if (schema < kOldest || schema > kNewest)
+    refuse("a bundle of schema " + std::to_string(schema) + ": expected " + std::to_string(kOldest) + " to " +
+           std::to_string(kNewest) + "; export it again");
+  target_part = read_part(folder, manifest["target"], "target");
+  if (!target_part.head.empty()) refuse("target: its LM head is cut");
+  target = open_graph(target_part.graph, threads);
+  target->check_texts();
+  expect_vocab(*target, target_part, "target");
+  for (const char* name : {"speculative", "self-spec"}) methods[name] = read_method(manifest["methods"][name]);
+  if (const Json& draft_of = manifest["draft"]; !draft_of.is_null()) {
+    draft_part = read_part(folder, draft_of, "draft");
+    draft = open_graph(draft_part.graph, threads, true);
+    draft->check_texts();
+    expect_vocab(*draft, draft_part, "draft");
+  }
+  stops = manifest["tokenizer"]["eos"].numbers("eos");
+}

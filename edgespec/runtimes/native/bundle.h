@@ -1,0 +1,43 @@
+// A bundle's folder: what its manifest (edgespec.json) says of the models that native operators run, and those models.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "drawing.h"
+#include "json.h"
+
+namespace edgespec {
+
+struct ModelPart {
+  std::string graph;  // its file, a path
+  int64_t context = 0, vocab = 0, extra_rows = 0;
+  std::vector<int64_t> head;  // the tokens of a cut LM head's columns; empty: it is not cut
+  int32_t attention = EDGESPEC_ATTENTION_EXACT;
+  std::string attention_name;  // of a default that the C interface does not offer; else empty
+};
+
+struct MethodPart {
+  int64_t guesses = 4;
+  SkipSet skip;
+  std::vector<int64_t> branch;
+};
+
+}  // namespace edgespec
+
+struct edgespec_bundle {
+  // Throws Failure, std::invalid_argument: there is no such bundle, or it has no graphs of native operators.
+  edgespec_bundle(const std::string& folder, int32_t threads);
+
+  edgespec::ModelPart target_part, draft_part;
+  edgespec::OpenedModel target, draft;  // draft: null where there is none
+  std::map<std::string, edgespec::MethodPart> methods;
+  std::vector<int64_t> stops;  // tokens that end a text
+  std::atomic<int64_t> users{1};
+
+  void release() {
+    if (--users == 0) delete this;
+  }
+};

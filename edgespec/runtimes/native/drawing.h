@@ -1,0 +1,90 @@
+// Drafters that sample their guesses from logits, as edgespec/drafters/sampling_drafts.py: a draft model, and the
+// target itself with less of its weights.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "drafter.h"
+
+namespace edgespec {
+
+constexpr int64_t kMostNodes = 64;  // of a tree of guesses
+
+class DrawingDrafter : public Drafter {
+ protected:
+  // The output of a draft after a token: its logits, or only the likeliest token and its logit.
+  struct Row {
+    const float* logits = nullptr;
+    int64_t columns = 0;  // tokens from there on cannot be guessed
+    int64_t best = -1;
+    float value = 0;
+  };
+
+  // Runs the draft after one more guess, -1: after the committed tokens.  best: only the likeliest token is needed.
+  virtual Row step(const Request& request, int64_t guess, bool best) = 0;
+
+  // Samples up to `length` guesses, one after the other.  Throws Failure: damaged logits.
+  Proposal draw_chain(const Request& request, int64_t length);
+};
+
+// A separate small model (arXiv 2211.17192, 2302.01318), whose slot follows the committed tokens by their longest
+// common prefix.  It draws chains, or trees: `branch` is how many children each first choice has, or with several
+// numbers those of a full tree by depth.
+class DraftModel : public DrawingDrafter {
+ public:
+  // vocab: of the target.  own_vocab: of the draft.  head: the tokens of the columns of a cut LM head, empty: it is
+  // not.
+  DraftModel(Target& model, int64_t vocab, int64_t own_vocab, const std::vector<int64_t>& head,
+             std::vector<int64_t> branch);
+
+  const char* name() const override { return "speculative"; }
+  uint64_t nanoseconds() const override { return model_.nanoseconds(); }
+  void begin(const Request& request) override;
+  Proposal propose(const Request& request, int64_t budget) override;
+
+ protected:
+  Row step(const Request& request, int64_t guess, bool best) override;
+
+ private:
+  bool is_unknown(const std::vector<int64_t>& tokens, int64_t from) const;
+  Proposal draw_tree(const Request& request, int64_t length);
+  std::vector<Row> level(const Request& request, const std::vector<int32_t>& nodes, const Proposal& tree,
+                         size_t levels);
+  edgespec_result feed(const Request& request, int64_t guess, bool keeps_last, bool best);
+  Row row(const edgespec_result& found, int32_t at, std::vector<float>& spread) const;
+
+  Target& model_;
+  int64_t vocab_, own_vocab_;
+  const std::vector<int64_t>& head_;
+  std::vector<int64_t> branch_;
+  int64_t common_ = 0;                      // tokens of this request that the slot is known to begin with
+  std::vector<std::vector<float>> spread_;  // rows over the vocabulary of a cut LM head
+};
+
+// The parts of the target that a self-draft leaves out (arXiv 2309.08168), and of which it reads only the high planes
+// of int8 weights.
+struct SkipSet {
+  std::vector<int64_t> attention, mlp, high_attention, high_mlp;  // layers
+  bool high_head = false;
+  int64_t head_rows = 0;  // tokens, the first ones, that the LM head scores; 0: all
+};
+
+class SelfDraft : public DrawingDrafter {
+ public:
+  SelfDraft(Target& target, const SkipSet& skip);
+
+  const char* name() const override { return "self-spec"; }
+  void begin(const Request&) override {}
+  Proposal propose(const Request& request, int64_t budget) override;
+
+ protected:
+  Row step(const Request& request, int64_t guess, bool best) override;
+
+ private:
+  Target& target_;
+  std::unique_ptr<bool[]> gates_;
+  int columns_;
+  int64_t offset_ = 0;
+};
+
+}  // namespace edgespec

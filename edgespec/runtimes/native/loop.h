@@ -1,0 +1,79 @@
+// THE loop, as edgespec/decoding/loop.py: every method decodes through it; with the empty proposal it is plain
+// decoding.
+//
+// State: `tokens` is the truth; the target's slot holds all of them but the last, the pending token.  A round feeds the
+// pending token and a proposal, and commits the accepted guesses and one token more.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "drafter.h"
+
+namespace edgespec {
+
+struct LoopOptions {
+  Sampling sampling;
+  uint64_t seed = 0;
+  int64_t new_tokens = 128;    // most that are written
+  int64_t guesses = 4;         // deepest guess of a proposal
+  std::vector<int64_t> stops;  // tokens that end the text
+  bool logprobs = false;
+};
+
+struct Round {
+  std::vector<int64_t> tokens;    // accepted guesses, then one token more (cut after one that ends the text)
+  std::vector<int64_t> drafted;   // all guesses that were verified, in the proposal's order
+  std::vector<int64_t> rejected;  // those that would have followed the accepted ones
+  int32_t accepted = 0;           // how many of `tokens` were guesses
+  int32_t finish = 0;             // EDGESPEC_GOES_ON, or why it is the last
+  std::string drafter;            // the drafter that guessed; empty: none did
+  std::vector<double> logprobs;   // of each of `tokens`, by the unadjusted model, if asked for
+};
+
+struct LoopCounts {
+  int64_t prompt_tokens = 0, reused_tokens = 0, rounds = 0, drafted = 0, accepted = 0, tokens = 0;
+  uint64_t prompt_ns = 0, round_ns = 0, pass_ns = 0;  // pass_ns: of all passes in rounds
+};
+
+class Loop {
+ public:
+  // Reads the prompt, without its last token, into the target's slot, which may already hold its beginning.  drafters:
+  // are asked in order until one offers something.  Throws std::invalid_argument, Failure: it does not fit, or it was
+  // cancelled.
+  Loop(Target& target, std::vector<Drafter*> drafters, std::vector<int64_t> prompt, LoopOptions options,
+       const Reading& reading);
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  // Runs a round.  Throws Failure: it was cancelled, or the model is damaged.
+  const Round& next();
+
+  bool ended() const { return round_.finish != 0; }
+  const std::vector<int64_t>& tokens() const { return tokens_; }
+  const LoopCounts& counts() const { return counts_; }
+  const std::string& dropped() const { return dropped_; }  // drafters that failed, and why
+
+ private:
+  Proposal propose(int64_t budget);
+  template <class Work>
+  bool attempt(Drafter* drafter, Work work);
+  uint64_t passes() const;
+  void commit(const Proposal& proposal, const Verdict& verdict, const edgespec_result& rows);
+
+  Target& target_;
+  std::vector<Drafter*> drafters_;
+  std::vector<int64_t> tokens_;
+  LoopOptions options_;
+  const Reading& reading_;
+  Noise noise_;
+  Prefix prefix_;
+  Request request_;
+  Round round_;
+  LoopCounts counts_;
+  std::string dropped_;
+  int64_t left_;
+  Drafter* winner_ = nullptr;
+};
+
+}  // namespace edgespec

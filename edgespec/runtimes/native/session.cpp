@@ -1,0 +1,272 @@
+// Sessions of the C interface (edgespec.h): settings become a loop over a target and its drafters.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "bundle.h"
+#include "loop.h"
+#include "ngram.h"
+#include "sized.h"
+
+using namespace edgespec;
+
+namespace {
+
+constexpr int64_t kNGramGuesses = 8;
+constexpr int32_t kMostGuessesOfCaller = 64, kMostStops = 1 << 16;
+
+uint64_t random_seed() {
+  std::random_device device;
+  return uint64_t(device()) << 32 | device();
+}
+
+template <class T>
+void expect_array(const T* given, int64_t count, const char* name) {
+  if (count < 0 || count > kMostStops || (count && !given)) refuse(std::string(name) + ": no such array");
+}
+
+Sampling sampling_of(const edgespec_settings& given) {
+  Sampling made;
+  made.temperature = given.temperature;
+  made.top_k = given.top_k;
+  made.top_p = given.top_p == 0 ? 1 : given.top_p;
+  made.min_p = given.min_p;
+  made.repetition_penalty = given.repetition_penalty == 0 ? 1 : given.repetition_penalty;
+  made.presence_penalty = given.presence_penalty;
+  made.frequency_penalty = given.frequency_penalty;
+  made.coupled = given.coupled != 0;
+  made.block = given.block != 0;
+  expect_array(given.bias_tokens, given.bias_count, "bias_tokens");
+  expect_array(given.biases, given.bias_count, "biases");
+  if (given.mask)
+    made.mask = [of = given.mask, user = given.user](const Prefix& prefix, const float* row, int64_t columns,
+                                                     uint8_t* allowed) {
+      const std::vector<int64_t>&text = prefix.text(), &path = prefix.path();
+      if (of(user, text.data(), int64_t(text.size()), path.data(), int32_t(path.size()), row, columns, allowed))
+        throw Failure(EDGESPEC_CANCELLED, "cancelled");
+    };
+  for (int32_t i = 0; i < given.bias_count; ++i) made.bias.emplace_back(given.bias_tokens[i], given.biases[i]);
+  return made;
+}
+
+}  // namespace
+
+struct edgespec_session {
+  edgespec_bundle& bundle;
+  Target target;
+  std::unique_ptr<NGramStore> store;
+  NGram ngram{nullptr};
+  std::unique_ptr<Target> draft;               // made when a text first asks for it
+  std::vector<std::unique_ptr<Drafter>> made;  // of the text
+  std::atomic<bool> cancelled{false};
+  Reading reading;
+  std::unique_ptr<Loop> loop;
+
+  edgespec_session(edgespec_bundle& of, const edgespec_session_options& options)
+      : bundle(of),
+        target(*of.target, context_of(of, options.context), of.target_part.extra_rows,
+               attention_of(of.target_part, options.attention), false) {
+    if (options.ngram_store) store = std::make_unique<NGramStore>(options.ngram_store, target.vocab());
+    ngram = NGram(store.get());
+    reading.cancelled = &cancelled;
+    ++bundle.users;
+  }
+  ~edgespec_session() { bundle.release(); }
+  edgespec_session(const edgespec_session&) = delete;
+  edgespec_session& operator=(const edgespec_session&) = delete;
+
+  static int64_t context_of(const edgespec_bundle& of, int64_t wanted) {
+    if (wanted < 0) refuse("context " + std::to_string(wanted) + ": expected a number of tokens");
+    return wanted ? std::min(wanted, of.target_part.context) : of.target_part.context;
+  }
+
+  static int32_t attention_of(const ModelPart& part, int32_t wanted) {
+    if (!wanted && !part.attention_name.empty())
+      refuse("the bundle's attention " + part.attention_name + " is not offered here: expected f32, f16 or int8");
+    return wanted ? wanted : part.attention;
+  }
+
+  // Makes the drafter of a method -> the guesses of its rounds.
+  int64_t add(const std::string& method, const edgespec_settings& given, std::vector<Drafter*>& drafters) {
+    if (method == "plain" || method == "ar") return 0;
+    if (method == "ngram") {
+      drafters.push_back(&ngram);
+      return kNGramGuesses;
+    }
+    const auto part = bundle.methods.find(method);
+    if (part == bundle.methods.end()) refuse("method " + method + ": expected plain, ngram, speculative or self-spec");
+    if (method == "self-spec") {
+      made.push_back(std::make_unique<SelfDraft>(target, part->second.skip));
+    } else {
+      if (!bundle.draft) refuse("method speculative: the bundle has no draft model");
+      const ModelPart& own = bundle.draft_part;
+      if (!draft)
+        draft = std::make_unique<Target>(*bundle.draft, std::min(own.context, target.context()), own.extra_rows,
+                                         EDGESPEC_ATTENTION_EXACT, true);
+      expect_array(given.branch, given.branch_count, "branch");
+      std::vector<int64_t> branch(given.branch, given.branch + given.branch_count);
+      if (branch.empty()) branch = part->second.branch;
+      made.push_back(std::make_unique<DraftModel>(*draft, target.vocab(), own.vocab, own.head, std::move(branch)));
+    }
+    drafters.push_back(made.back().get());
+    return part->second.guesses;
+  }
+
+  void begin(const int64_t* prompt, int64_t count, const edgespec_settings& given) {
+    expect_array(given.stops, given.stop_count, "stops");
+    if (given.guesses < 0 || given.guesses > kMostGuessesOfCaller) refuse("guesses: expected 0 to 64");
+    if (given.max_new_tokens < 0) refuse("max_new_tokens: expected 0 or more");
+    loop.reset();
+    made.clear();
+    LoopOptions options;
+    options.sampling = sampling_of(given);
+    options.logprobs = given.logprobs != 0;
+    options.seed = given.seeded ? uint64_t(given.seed) : random_seed();
+    options.new_tokens = given.max_new_tokens ? given.max_new_tokens : std::numeric_limits<int64_t>::max();
+    options.stops.assign(given.stops, given.stops + given.stop_count);
+    if (!given.ignore_eos) options.stops.insert(options.stops.end(), bundle.stops.begin(), bundle.stops.end());
+    std::vector<Drafter*> drafters;
+    options.guesses = 0;
+    const std::string methods = given.method ? given.method : "plain";
+    for (size_t at = 0; at <= methods.size();) {
+      const size_t end = std::min(methods.find(',', at), methods.size());
+      options.guesses = std::max(options.guesses, add(methods.substr(at, end - at), given, drafters));
+      at = end + 1;
+    }
+    if (given.guesses) options.guesses = given.guesses;
+    reading.progress = nullptr;
+    if (given.progress)
+      reading.progress = [of = given.progress, user = given.user](int64_t done, int64_t total) {
+        return of(user, done, total) != 0;
+      };
+    loop = std::make_unique<Loop>(target, std::move(drafters), std::vector<int64_t>(prompt, prompt + count),
+                                  std::move(options), reading);
+  }
+
+  edgespec_round next() {
+    if (!loop) refuse("expected a text that was begun");
+    const Round& found = loop->next();
+    edgespec_round told{};
+    told.finish = found.finish;
+    told.tokens = found.tokens.data();
+    told.drafted = found.drafted.data();
+    told.rejected = found.rejected.data();
+    told.count = static_cast<int32_t>(found.tokens.size());
+    told.drafted_count = static_cast<int32_t>(found.drafted.size());
+    told.rejected_count = static_cast<int32_t>(found.rejected.size());
+    told.accepted = found.accepted;
+    told.drafter = found.drafter.c_str();
+    told.logprobs = found.logprobs.empty() ? nullptr : found.logprobs.data();
+    return told;
+  }
+};
+
+namespace {
+
+// Runs a call of a session; a cancellation is over with the call that it ended.
+template <class Work>
+int session_call(edgespec_session* session, Work work) {
+  const int status = guarded([&] {
+    if (!session) refuse("expected a session");
+    work();
+  });
+  if (status == EDGESPEC_CANCELLED) session->cancelled = false;
+  return status;
+}
+
+void check_prompt_array(const int64_t* prompt, int64_t count) {
+  if (count < 0 || (count && !prompt)) refuse("expected a prompt");
+}
+
+}  // namespace
+
+int edgespec_bundle_open(const char* folder, int32_t threads, edgespec_bundle** bundle) {
+  return guarded([&] {
+    if (!folder || !bundle) refuse("expected a folder, and where to put the bundle");
+    *bundle = new edgespec_bundle(folder, threads);
+  });
+}
+
+void edgespec_bundle_close(edgespec_bundle* bundle) {
+  if (bundle) bundle->release();
+}
+
+int edgespec_bundle_describe(const edgespec_bundle* bundle, edgespec_bundle_facts* facts) {
+  return guarded([&] {
+    if (!bundle) refuse("expected a bundle");
+    edgespec_bundle_facts found{};
+    found.has_draft = bundle->draft != nullptr;
+    found.context = bundle->target_part.context;
+    found.vocab = bundle->target_part.vocab;
+    found.stops = bundle->stops.data();
+    found.stop_count = static_cast<int32_t>(bundle->stops.size());
+    answer(facts, found);
+  });
+}
+
+int edgespec_session_open(edgespec_bundle* bundle, const edgespec_session_options* options,
+                          edgespec_session** session) {
+  return guarded([&] {
+    if (!bundle || !session) refuse("expected a bundle, and where to put the session");
+    *session = new edgespec_session(*bundle, options ? known(options) : edgespec_session_options{});
+  });
+}
+
+void edgespec_session_close(edgespec_session* session) { delete session; }
+
+uint64_t edgespec_session_bytes(const edgespec_session* session) {
+  return session ? session->target.bytes() + (session->draft ? session->draft->bytes() : 0) : 0;
+}
+
+int edgespec_begin(edgespec_session* session, const int64_t* prompt, int64_t count, const edgespec_settings* settings) {
+  return session_call(session, [&] {
+    check_prompt_array(prompt, count);
+    session->begin(prompt, count, known(settings));
+  });
+}
+
+int edgespec_next(edgespec_session* session, edgespec_round* round) {
+  return session_call(session, [&] {
+    expect_size(round);
+    answer(round, session->next());
+  });
+}
+
+int edgespec_generate(edgespec_session* session, const int64_t* prompt, int64_t count,
+                      const edgespec_settings* settings, int (*on_round)(void* user, const edgespec_round* round),
+                      void* user) {
+  return session_call(session, [&] {
+    check_prompt_array(prompt, count);
+    session->begin(prompt, count, known(settings));
+    while (!session->loop->ended()) {
+      edgespec_round round = session->next();
+      round.size = sizeof round;
+      if (on_round && on_round(user, &round)) throw Failure(EDGESPEC_CANCELLED, "cancelled");
+    }
+  });
+}
+
+void edgespec_cancel(edgespec_session* session) {
+  if (session) session->cancelled = true;
+}
+
+int edgespec_session_counts(const edgespec_session* session, edgespec_counts* counts) {
+  return guarded([&] {
+    if (!session || !session->loop) refuse("expected a session with a text");
+    const LoopCounts& found = session->loop->counts();
+    edgespec_counts told{};
+    told.prompt_tokens = found.prompt_tokens;
+    told.reused_tokens = found.reused_tokens;
+    told.rounds = found.rounds;
+    told.tokens = found.tokens;
+    told.drafted = found.drafted;
+    told.accepted = found.accepted;
+    told.prompt_ns = found.prompt_ns;
+    told.round_ns = found.round_ns;
+    told.pass_ns = found.pass_ns;
+    told.dropped = session->loop->dropped().c_str();
+    answer(counts, told);
+  });
+}

@@ -1,0 +1,61 @@
+// A text over a model, as edgespec/decoding/target.py: the target's, or that of a draft model.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "texts.h"
+
+namespace edgespec {
+
+// When reading a text is to end.
+struct Reading {
+  const std::atomic<bool>* cancelled = nullptr;
+  std::function<bool(int64_t, int64_t)> progress;  // tokens read, of how many -> whether to stop; may be empty
+
+  // Throws Failure: it is cancelled.
+  void check() const;
+};
+
+class Target {
+ public:
+  // context: most tokens of its text.  revocable: it is a draft's.  Throws std::bad_alloc, std::invalid_argument.
+  Target(edgespec_model& model, int64_t context, int64_t extra_rows, int32_t attention, bool revocable);
+  ~Target() { edgespec_cache_close(cache_); }
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+
+  int64_t vocab() const { return cache_->model.program.vocab; }  // columns of its logits
+  int64_t context() const { return context_; }
+  const Gates& gates() const { return cache_->model.gates; }
+  const std::vector<int64_t>& tokens() const { return tokens_; }  // whose keys and values are there
+  uint64_t bytes() const { return edgespec_cache_bytes(cache_); }
+
+  // Crops the text to its common prefix with the first `count` of other tokens, of which the first `same` are known to
+  // be equal -> its length.
+  int64_t follow(const std::vector<int64_t>& other, int64_t count, int64_t same = 0);
+  // Appends tokens `from` to `to` of a text by pieces, without the LM head.  Throws Failure: it was cancelled, and the
+  // text has some of them.
+  void prefill(const std::vector<int64_t>& text, int64_t from, int64_t to, const Reading& reading);
+  // Keeps the states of the text, so that it can be cropped to where it is now.
+  void checkpoint();
+  // Runs rows after the text.  The result is valid until the next pass over this text.
+  edgespec_result run(const TextRows& rows);
+  // Commits rows of the last pass, a path.
+  void keep(const int32_t* rows, int32_t count);
+
+  uint64_t nanoseconds() const { return nanoseconds_; }  // in passes, since it was made
+
+ private:
+  template <class Work>
+  auto exclusive(Work work);
+
+  edgespec_cache* cache_ = nullptr;
+  int64_t context_;
+  std::vector<int64_t> tokens_;
+  std::vector<int64_t> rows_;  // of the last pass, that may be kept
+  uint64_t nanoseconds_ = 0;
+};
+
+}  // namespace edgespec

@@ -1,0 +1,463 @@
+"""Sessions of the C interface write the very texts of Python's loop, round by round."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.policy import Policy
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.drafters.ngram import NGram
+from edgespec.drafters.ngram_stores import NGramStore, build_store
+from edgespec.drafters.plain import Plain
+from edgespec.drafters.self_spec import SelfSpec, skip_set
+from edgespec.drafters.speculative import Speculative
+from edgespec.engine.engine import Engine
+from edgespec.runtimes.files.bundle import Bundle as BundleFolder
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from tests.conftest import PROMPTS
+from tests.support.c_sessions import (
+    CANCELLED,
+    FULL,
+    MASK,
+    NO_FILE,
+    PROGRESS,
+    REFUSED,
+    Bundle,
+    Refused,
+    RoundFound,
+    Session,
+    settings_of,
+)
+from tests.support.required import need
+from tests.support.selftest import (
+    LOOP,
+    NATIVE,
+    OPERATOR,
+    PLAIN,
+    READERS,
+    SANITIZED,
+    THREADS,
+    compiled,
+    host_compiler,
+    host_isas,
+    linked,
+)
+
+pytestmark = pytest.mark.usefixtures("native")
+FORMS = "int4", "int8"
+METHODS = "plain", "ngram", "speculative", "self-spec", "ngram,self-spec", "self-spec,speculative"
+TREES: tuple[tuple[int, ...], ...] = ((2,), (3, 2), (2, 2, 1))
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(0.9, seed=5, acceptance="coupled")
+HOSTILE = (
+    SamplingParams(0.0, repetition_penalty=1.7),
+    SamplingParams(0.0, logit_bias={3: -math.inf, 7: 4.5, 9: -1e30}),
+    SamplingParams(0.0, presence_penalty=1.5, frequency_penalty=0.7),
+    SamplingParams(0.0, presence_penalty=-2, frequency_penalty=-2, repetition_penalty=1e-6),
+    SamplingParams(1e-300),
+    SamplingParams(5e-324, top_p=0.5),
+    SamplingParams(1e300, top_p=0.9, logit_bias={5: -math.inf}),
+    SamplingParams(1.0, top_k=1),
+    SamplingParams(1.3, top_k=40, top_p=0.8, min_p=0.02),
+    SamplingParams(0.7, top_p=1e-9),
+    SamplingParams(2.5, min_p=1.0),
+    SamplingParams(0.8, top_p=0.95, repetition_penalty=1e6, presence_penalty=2),
+    SamplingParams(1.0, repetition_penalty=0.5, frequency_penalty=-1, logit_bias={2: 8.0}),
+)
+
+
+@dataclass
+class Both:
+    """A bundle, opened by Python and by C."""
+
+    folder: BundleFolder
+    target: Slot
+    draft: Slot
+    session: Session
+    store: NGramStore | None = None
+
+    def drafter(self, method: str, branch: tuple[int, ...] = ()) -> Drafter:
+        target = self.target
+        if method == "ngram":
+            return NGram(store=self.store)
+        if method == "speculative":
+            return Speculative(self.draft, target.vocab_size, branch or None)
+        if method == "self-spec":
+            skip = self.folder.manifest.methods["self-spec"].skip
+            assert skip is not None
+            return SelfSpec(target, skip_set(skip))
+        return Plain()
+
+    def python(self, prompt: Sequence[int], params: SamplingParams, method: str, guesses: int, tokens: int,
+               stops: Sequence[int] = (), branch: tuple[int, ...] = ()) -> list[RoundFound]:  # fmt: skip
+        options = DecodeOptions(tokens, guesses, frozenset(stops), replace(params, prompt=len(prompt)))
+        drafters = [self.drafter(one, branch) for one in method.split(",")]
+        self.target.follow([])
+        rounds = decode(self.target, Policy(drafters), prompt, options)
+        return [RoundFound(one.tokens, one.drafted, one.rejected, one.accepted, one.finish) for one in rounds]
+
+    def c(self, prompt: Sequence[int], params: SamplingParams, method: str, guesses: int, tokens: int,
+          stops: Sequence[int] = (), branch: tuple[int, ...] = ()) -> list[RoundFound]:  # fmt: skip
+        wanted = settings_of(params, method, tokens, guesses, stops, branch=branch)
+        return self.session.rounds(prompt, wanted)
+
+    def compare(self, *case: Any, **more: Any) -> list[RoundFound]:
+        """Compare the rounds of a text -> them."""
+        ours = self.c(*case, **more)
+        assert ours == self.python(*case, **more), case
+        return ours
+
+
+@pytest.fixture(scope="module")
+def both(bundles: Callable[..., Path]) -> Iterator[Callable[[str], Both]]:
+    made: dict[str, Both] = {}
+    opened: list[Bundle] = []
+
+    def get(form: str) -> Both:
+        if form not in made:
+            path = bundles("native", form)
+            folder = BundleFolder.open(path)
+            parts = folder.manifest.target, folder.part("draft")
+            target, draft = (open_slot(Model(path, part, "native", 1)) for part in parts)
+            opened.append(Bundle(path))
+            made[form] = Both(folder, target, draft, opened[-1].session())
+        return made[form]
+
+    yield get
+    for one in made.values():
+        one.session.close()
+    for bundle in opened:
+        bundle.close()
+
+
+def random_texts(count: int, seed: int, vocab: int) -> Iterator[tuple[list[int], np.random.Generator]]:
+    """Make prompts of any length, half of them with parts that repeat."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        prompt = rng.integers(vocab, size=int(rng.integers(1, 40))).tolist()
+        yield prompt * int(rng.integers(1, 4)), rng
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_are_those_of_python(both: Callable[[str], Both], form: str, method: str) -> None:
+    found, rounds = both(form), list[RoundFound]()
+    for prompt, rng in random_texts(6, len(method), found.target.vocab_size):
+        for params in (GREEDY, SAMPLED, replace(SAMPLED, acceptance="rejection", seed=-3)):
+            rounds += found.compare(prompt, params, method, int(rng.integers(1, 9)), 24)
+    if method != "plain":
+        assert any(one.accepted for one in rounds)
+        assert any(one.rejected for one in rounds)
+
+
+@pytest.mark.parametrize("params", HOSTILE)
+def test_hostile_settings(both: Callable[[str], Both], params: SamplingParams) -> None:
+    found = both("int4")
+    for at, (prompt, _) in enumerate(random_texts(3, 7, found.target.vocab_size)):
+        for method in METHODS[1:4]:
+            for acceptance in ("coupled", "rejection"):
+                wanted = replace(params, seed=at, acceptance=acceptance)
+                found.compare(prompt, wanted, method, 5, 16)
+
+
+@pytest.mark.parametrize("branch", TREES)
+def test_trees_of_guesses(both: Callable[[str], Both], branch: tuple[int, ...]) -> None:
+    found, accepted = both("int4"), 0
+    for prompt, _ in random_texts(3, 11, found.target.vocab_size):
+        for params in (GREEDY, SAMPLED, replace(SAMPLED, acceptance="rejection"),
+                       SamplingParams(0.0, repetition_penalty=1.3, frequency_penalty=0.5)):  # fmt: skip
+            accepted += sum(one.accepted for one in found.compare(prompt, params, "speculative", 4, 20, branch=branch))
+    assert accepted
+
+
+def test_blocks_of_guesses(both: Callable[[str], Both]) -> None:
+    found = both("int4")
+    for prompt, rng in random_texts(8, 13, found.target.vocab_size):
+        params = SamplingParams(1.1, top_k=20, seed=int(rng.integers(1 << 40)), verification="block")
+        found.compare(prompt, params, "speculative", 6, 24)
+
+
+def test_texts_end_alike(both: Callable[[str], Both]) -> None:
+    found = both("int4")
+    (prompt, _), *_ = random_texts(1, 17, found.target.vocab_size)
+    text = [token for one in found.python(prompt, SAMPLED, "plain", 1, 40) for token in one.tokens]
+    for method in METHODS:
+        for at in (0, 3, 11, 39):
+            ended = found.compare(prompt, SAMPLED, method, 6, 40, stops=[text[at], found.target.vocab_size + 5])
+            assert ended[-1].finish == "eos"
+        assert found.compare(prompt, SAMPLED, method, 6, 1)[-1].finish == "length"
+
+
+def test_a_full_context_ends_a_text(both: Callable[[str], Both], bundles: Callable[..., Path]) -> None:
+    found = both("int4")
+    (prompt, _), *_ = random_texts(1, 19, found.target.vocab_size)
+    context = len(prompt) + 13
+    small = open_slot(Model(found.folder.path, found.folder.manifest.target, "native", 1), context=context)
+    with Bundle(found.folder.path) as bundle, bundle.session(context=context) as session:
+        limited = replace(found, target=small, session=session)
+        for method in METHODS:
+            assert limited.compare(prompt, GREEDY, method, 6, 1000)[-1].finish == "context"
+        with pytest.raises(Refused, match="no room for a new one") as refused:
+            session.begin([1] * context, settings_of())
+        assert refused.value.status == FULL
+
+
+def test_an_ngram_store(both: Callable[[str], Both], tmp_path: Path) -> None:
+    found = both("int4")
+    vocab = found.target.vocab_size
+    texts = [token for _ in range(3) for token in np.random.default_rng(3).integers(vocab, size=200)]
+    digest = "ab" * 32
+    build_store(tmp_path / "store", [np.array(texts, np.int32)], vocab, digest)
+    known = [int(token) for token in texts[40:60]]
+    with Bundle(found.folder.path) as bundle, bundle.session(store=tmp_path / "store") as session:
+        stored = replace(found, session=session, store=NGramStore(tmp_path / "store"))
+        (first, *_) = stored.compare(known, GREEDY, "ngram", 8, 24)
+        assert first.drafted == texts[60 : 60 + len(first.drafted)] != []
+        for prompt, _ in random_texts(4, 23, vocab):
+            stored.compare(prompt + known, SAMPLED, "ngram", 8, 24)
+    (tmp_path / "cut").write_bytes((tmp_path / "store").read_bytes()[:-1])
+    (tmp_path / "other").write_bytes(b"EDGENGRN" + bytes(300))
+    for name, words in (("cut", "truncated"), ("other", "not an n-gram store"), ("none", "cannot be opened")):
+        with Bundle(found.folder.path) as bundle, pytest.raises(Refused, match=words):
+            bundle.session(store=tmp_path / name)
+
+
+def test_a_session_reuses_what_it_has_read(both: Callable[[str], Both]) -> None:
+    found = both("int4")
+    with Bundle(found.folder.path) as bundle, bundle.session() as session:
+        prompt = list(range(1, 60))
+        first = session.generate(prompt, settings_of(tokens=20, method="speculative"))
+        assert session.counts().reused_tokens == 0
+        longer = prompt + first + [5, 6, 7]
+        again = session.generate(longer, settings_of(tokens=20, method="ngram"))
+        assert session.counts().reused_tokens >= len(prompt) + len(first) - 1
+        assert again == [token for one in found.python(longer, GREEDY, "plain", 1, 20) for token in one.tokens]
+
+
+def test_cancelled_at_every_point(both: Callable[[str], Both]) -> None:
+    """However often a text is cancelled, what follows is the text of one that was not."""
+    found, prompt = both("int4"), [*range(1, 160)] * 2
+    with Bundle(found.folder.path) as bundle, bundle.session() as session:
+        for method in METHODS:
+            wanted = settings_of(SAMPLED, method, 12, 4)
+            whole = session.generate(prompt, wanted)
+            for point in range(4):
+                session.generate([9], settings_of(tokens=1))  # another text
+                held = min(128 * point, len(prompt) - 1)
+                stop = PROGRESS(lambda user, done, of, held=held: done >= held)
+                stopping = settings_of(SAMPLED, method, 12, 4, progress=stop)
+                with pytest.raises(Refused) as refused:
+                    session.begin(prompt, stopping)
+                assert refused.value.status == CANCELLED
+                session.begin(prompt, wanted)
+                assert session.counts().reused_tokens == held
+            for point in range(1, len(whole)):
+                tokens: list[int] = []
+
+                def enough(one: RoundFound) -> int:
+                    tokens.extend(one.tokens)  # noqa: B023 (called at once)
+                    return len(tokens) >= point  # noqa: B023
+
+                with pytest.raises(Refused) as refused:
+                    session.generate(prompt, wanted, enough)
+                assert refused.value.status == CANCELLED
+                assert tokens == whole[: len(tokens)]
+                while len(tokens) < len(whole):  # the text continues
+                    session.cancel()
+                    with pytest.raises(Refused):
+                        session.next()
+                    tokens += session.next().tokens
+                assert tokens == whole
+
+
+def test_cancelled_from_another_thread(both: Callable[[str], Both]) -> None:
+    found = both("int4")
+    with Bundle(found.folder.path) as bundle, bundle.session() as session, ThreadPoolExecutor(1) as pool:
+        wanted = settings_of(tokens=400)
+        running = pool.submit(session.generate, [1, 2, 3], wanted, lambda one: session.cancel() or 0)
+        with pytest.raises(Refused) as refused:
+            running.result()
+        assert refused.value.status == CANCELLED
+
+
+def test_eight_sessions_over_one_bundle(both: Callable[[str], Both]) -> None:
+    found = both("int4")
+    prompts = [list(range(at, at + 30)) for at in range(1, 9)]
+    wanted = [settings_of(SAMPLED, METHODS[at % len(METHODS)], 24, 5) for at in range(8)]
+    with Bundle(found.folder.path, threads=2) as bundle:
+        sessions = [bundle.session() for _ in prompts]
+        bundle.close()  # its sessions keep it
+        with ThreadPoolExecutor(8) as pool:
+            texts = list(pool.map(Session.generate, sessions, prompts, wanted))
+        for session in sessions:
+            session.close()
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text == [token for one in found.python(prompt, SAMPLED, "plain", 1, 24) for token in one.tokens]
+
+
+class Parity:
+    """A grammar of no language: tokens must be even after an odd sum of the last two, and small after a small one."""
+
+    scored = False
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+
+    def allowed(self, prefix: Sequence[int], row: np.ndarray | None = None) -> np.ndarray:
+        last, before = prefix[-1], prefix[max(len(prefix) - 2, 0)]
+        tokens = np.arange(self.vocab)
+        found = tokens % 2 == 0 if (last + before) % 2 else np.ones(self.vocab, bool)
+        return found & (tokens < self.vocab // 3) if last < self.vocab // 2 else found
+
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        return []
+
+    def mask(self) -> Any:
+        def told(user: Any, text: Any, count: int, path: Any, length: int, row: Any, columns: int, out: Any) -> int:
+            prefix = [*text[max(count - 2, 0) : count], *path[:length]]
+            found = self.allowed(prefix)[:columns]
+            np.ctypeslib.as_array(out, (columns,))[:] = found
+            return 0
+
+        return MASK(told)
+
+
+def test_a_mask_of_tokens(both: Callable[[str], Both]) -> None:
+    found, accepted = both("int4"), 0
+    parity = Parity(found.target.vocab_size)
+    for prompt, _ in random_texts(3, 31, found.target.vocab_size):
+        for base in (GREEDY, SAMPLED, replace(SAMPLED, acceptance="rejection", repetition_penalty=1.2)):
+            for method in METHODS:
+                params = replace(base, constraint=parity)
+                theirs = found.python(prompt, params, method, 4, 16)
+                wanted = settings_of(params, method, 16, 4, mask=parity.mask())
+                assert found.session.rounds(prompt, wanted) == theirs
+                accepted += sum(one.accepted for one in theirs)
+    assert accepted
+    stop = MASK(lambda *given: 1)
+    with pytest.raises(Refused) as refused:
+        found.session.generate([1, 2], settings_of(mask=stop))
+    assert refused.value.status == CANCELLED
+
+
+def test_log_probabilities(both: Callable[[str], Both]) -> None:
+    found = both("int4")
+    for prompt, _ in random_texts(2, 37, found.target.vocab_size):
+        for params in (GREEDY, replace(SAMPLED, logit_bias={4: 2.0})):
+            options = DecodeOptions(16, 4, sampling=replace(params, prompt=len(prompt)), logprobs=True)
+            found.target.follow([])
+            theirs = list(decode(found.target, found.drafter("speculative"), prompt, options))
+            ours = found.session.rounds(prompt, settings_of(params, "speculative", 16, 4, logprobs=1))
+            for one, other in zip(ours, theirs, strict=True):
+                assert one.tokens == other.tokens
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+
+
+def test_what_does_not_fit_is_refused(both: Callable[[str], Both], tmp_path: Path) -> None:
+    found = both("int4")
+    vocab = found.target.vocab_size
+    bad: tuple[tuple[list[int], dict[str, Any], str], ...] = (
+        ([], {}, "at least one token"),
+        ([vocab], {}, "outside the vocabulary"),
+        ([-1], {}, "outside the vocabulary"),
+        ([1], {"method": "medusa"}, "expected plain, ngram"),
+        ([1], {"method": "ngram,,plain"}, "expected plain, ngram"),
+        ([1], {"tokens": -1}, "max_new_tokens"),
+        ([1], {"guesses": 65}, "guesses"),
+    )
+    with Bundle(found.folder.path) as bundle, bundle.session() as session:
+        for prompt, more, words in bad:
+            with pytest.raises(Refused, match=words) as refused:
+                session.begin(prompt, settings_of(**more))
+            assert refused.value.status == REFUSED
+            with pytest.raises(Refused, match="that was begun"):
+                session.next()
+        for name, value in (("temperature", -1.0), ("temperature", math.nan), ("top_p", 1.5), ("min_p", math.nan),
+                            ("repetition_penalty", 1e-9), ("presence_penalty", 3.0), ("top_k", -1)):  # fmt: skip
+            wanted = settings_of()
+            setattr(wanted, name, value)
+            with pytest.raises(Refused, match=name):
+                session.begin([1], wanted)
+        with pytest.raises(Refused, match="bias of token"):
+            session.begin([1], settings_of(SamplingParams(logit_bias={vocab: 1.0})))
+        session.generate([1], settings_of(tokens=1))
+        with pytest.raises(Refused, match="has ended"):
+            session.next()
+    for path, status in ((tmp_path, NO_FILE), (tmp_path / "none", NO_FILE)):
+        with pytest.raises(Refused) as refused:
+            Bundle(path)
+        assert refused.value.status == status
+    for text, words in (("{", "not JSON"), ('{"schema_version": 99}', "schema 99"), ("[1] 2", "not JSON"),
+                        ('{"schema_version": 6, "target": {}}', "no graph of native operators")):  # fmt: skip
+        (tmp_path / "edgespec.json").write_text(text, "utf-8")
+        with pytest.raises(Refused, match=words):
+            Bundle(tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", FORMS)
+def test_thousands_of_random_texts(both: Callable[[str], Both], form: str) -> None:
+    found = both(form)
+    for at, (prompt, rng) in enumerate(random_texts(2500, 29, found.target.vocab_size)):
+        base = (GREEDY, SAMPLED, *HOSTILE)[int(rng.integers(2 + len(HOSTILE)))]
+        params = replace(base, seed=at, acceptance="coupled" if rng.integers(2) else "rejection")
+        method = METHODS[int(rng.integers(len(METHODS)))]
+        found.compare(prompt, params, method, int(rng.integers(1, 9)), int(rng.integers(1, 33)))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sanitizer", [SANITIZED, THREADS], ids=["memory", "threads"])
+def test_sessions_under_sanitizers(bundles: Callable[..., Path], tmp_path: Path, sanitizer: tuple[str, ...]) -> None:
+    compiler = host_compiler()
+    assert compiler, "no C++ compiler"
+    flags = (*PLAIN, *sanitizer)
+    names = (*OPERATOR, *READERS, *LOOP, "texts_at_once")
+    objects = compiled(tmp_path / "objects", compiler, names, host_isas(), flags)
+    program = linked(tmp_path / "program", compiler, objects, flags)
+    assert program.run(str(bundles("native")), "8", "40") == "0 of 8 texts differ\n"
+
+
+def test_the_example_writes_the_tokens_of_python(bundles: Callable[..., Path], engines: Callable[..., Engine],
+                                                 tmp_path: Path) -> None:  # fmt: skip
+    need("cc", "to build the example")
+    engine, library = engines("native"), native_library().path
+    assert library is not None
+    source = NATIVE.parents[1] / "examples" / "c" / "generate.c"
+    flags = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic", f"-I{NATIVE}"]
+    linking = [str(library), f"-Wl,-rpath,{library.parent}", "-o", str(tmp_path / "generate")]
+    subprocess.run(["cc", *flags, str(source), *linking], check=True, timeout=300)
+    for prompt in map(engine.codec.encode, PROMPTS[::4]):
+        command = [str(tmp_path / "generate"), str(engine.bundle.path), "48", *map(str, prompt)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert [*map(int, done.stdout.split())] == engine.generate(prompt, method="ar", max_new_tokens=48).tokens
+    done = subprocess.run([str(tmp_path / "generate"), str(tmp_path), "4", "1"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "\n")
+    assert "edgespec.json" in done.stderr
+
+
+def test_vectors(tmp_path: Path) -> None:
+    compiler = host_compiler()
+    assert compiler, "no C++ compiler"
+    names = ("mapping", "sampling", "verify", "ngram", "json", "decoding_vectors")
+    program = linked(
+        tmp_path / "program", compiler, compiled(tmp_path / "objects", compiler, names, (), SANITIZED), SANITIZED
+    )
+    for name in ("noise", "sampling", "verify", "ngram"):
+        text = (Path(__file__).parents[2] / "vectors" / f"{name}.json").read_text("utf-8")
+        (tmp_path / f"{name}.json").write_text(text.replace("-Infinity", "-1e300"), "utf-8")
+    assert program.run(str(tmp_path)).startswith("0 of ")

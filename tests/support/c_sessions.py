@@ -1,0 +1,228 @@
+"""Sessions of the C interface (edgespec/runtimes/native/edgespec.h), through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    byref,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoding.sampling import SamplingParams
+from tests.support.c_interface import array, library
+
+OK, REFUSED, NO_MEMORY, CANCELLED, FULL, NO_FILE, BROKEN = range(7)
+FINISH = None, "eos", "length", "context"
+
+PROGRESS = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
+
+MASK = CFUNCTYPE(c_int32, c_void_p, POINTER(c_int64), c_int64, POINTER(c_int64), c_int32, POINTER(c_float), c_int64,
+                 POINTER(c_uint8))  # fmt: skip
+
+
+class BundleFacts(ctypes.Structure):
+    _fields_ = (
+        ("size", c_uint32), ("has_draft", c_int32), ("context", c_int64), ("vocab", c_int64),
+        ("stops", POINTER(c_int64)), ("stop_count", c_int32),
+    )  # fmt: skip
+
+
+class SessionOptions(ctypes.Structure):
+    _fields_ = (("size", c_uint32), ("attention", c_int32), ("context", c_int64), ("ngram_store", c_char_p))
+
+
+class Settings(ctypes.Structure):
+    _fields_ = (
+        ("size", c_uint32), ("guesses", c_int32), ("max_new_tokens", c_int64), ("method", c_char_p),
+        ("stops", POINTER(c_int64)), ("stop_count", c_int32), ("ignore_eos", c_int32),
+        ("temperature", c_double), ("top_k", c_int64),
+        *((name, c_double) for name in
+          ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")),
+        ("bias_tokens", POINTER(c_int64)), ("biases", POINTER(c_double)), ("bias_count", c_int32),
+        ("seeded", c_int32), ("seed", c_int64), ("coupled", c_int32), ("block", c_int32),
+        ("branch", POINTER(c_int32)), ("branch_count", c_int32), ("logprobs", c_int32), ("reserved", c_int32),
+        ("progress", PROGRESS), ("mask", MASK), ("user", c_void_p),
+    )  # fmt: skip
+
+
+class RoundOfC(ctypes.Structure):
+    _fields_ = (
+        ("size", c_uint32), ("finish", c_int32),
+        *((name, POINTER(c_int64)) for name in ("tokens", "drafted", "rejected")),
+        *((name, c_int32) for name in ("count", "drafted_count", "rejected_count", "accepted")),
+        ("drafter", c_char_p), ("logprobs", POINTER(c_double)),
+    )  # fmt: skip
+
+
+ON_ROUND = CFUNCTYPE(c_int32, c_void_p, POINTER(RoundOfC))
+
+
+class Counts(ctypes.Structure):
+    _fields_ = (
+        ("size", c_uint32), ("reserved", c_int32),
+        *((name, c_int64) for name in
+          ("prompt_tokens", "reused_tokens", "rounds", "tokens", "drafted", "accepted")),
+        *((name, c_uint64) for name in ("prompt_ns", "round_ns", "pass_ns")), ("dropped", c_char_p),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RoundFound:
+    """A round, copied."""
+
+    tokens: list[int]
+    drafted: list[int]
+    rejected: list[int]
+    accepted: int
+    finish: str | None
+    logprobs: list[float] | None = None
+
+
+class Refused(Exception):
+    """A call failed with a ``status``."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(library().edgespec_error().decode())
+        self.status = status
+
+
+def called(name: str, *arguments: Any) -> None:
+    if status := getattr(library(), name)(*arguments):
+        raise Refused(status)
+
+
+class Owned:
+    """An object of the library, which is closed at the end of a ``with``."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        self.handle = c_void_p()
+
+    def close(self) -> None:
+        getattr(library(), f"edgespec_{self.kind}_close")(self.handle)
+        self.handle = c_void_p()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Bundle(Owned):
+    """An opened folder."""
+
+    kind = "bundle"
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        super().__init__()
+        called("edgespec_bundle_open", str(folder).encode(), c_int32(threads), byref(self.handle))
+        self.facts = BundleFacts(ctypes.sizeof(BundleFacts))
+        called("edgespec_bundle_describe", self.handle, byref(self.facts))
+
+    def session(self, **options: Any) -> Session:
+        return Session(self, **options)
+
+
+class Session(Owned):
+    """A text over a bundle."""
+
+    kind = "session"
+
+    def __init__(self, bundle: Bundle, attention: int = 0, context: int = 0, store: Path | None = None) -> None:
+        super().__init__()
+        named = None if store is None else str(store).encode()
+        options = SessionOptions(ctypes.sizeof(SessionOptions), attention, context, named)
+        called("edgespec_session_open", bundle.handle, byref(options), byref(self.handle))
+
+    def begin(self, prompt: Sequence[int], settings: Settings) -> None:
+        called("edgespec_begin", self.handle, array(prompt, np.int64, POINTER(c_int64)), c_int64(len(prompt)),
+               byref(settings))  # fmt: skip
+
+    def next(self) -> RoundFound:
+        found = RoundOfC(ctypes.sizeof(RoundOfC))
+        called("edgespec_next", self.handle, byref(found))
+        return copied(found)
+
+    def rounds(self, prompt: Sequence[int], settings: Settings) -> list[RoundFound]:
+        """Decode a text round by round."""
+        self.begin(prompt, settings)
+        found = [self.next()]
+        while found[-1].finish is None:
+            found.append(self.next())
+        return found
+
+    def generate(
+        self, prompt: Sequence[int], settings: Settings, on_round: Callable[[RoundFound], int] = lambda one: 0
+    ) -> list[int]:
+        """Decode a text in one call."""
+        tokens: list[int] = []
+
+        def told(user: Any, one: Any) -> int:
+            found = copied(one.contents)
+            tokens.extend(found.tokens)
+            return on_round(found)
+
+        called("edgespec_generate", self.handle, array(prompt, np.int64, POINTER(c_int64)), c_int64(len(prompt)),
+               byref(settings), ON_ROUND(told), None)  # fmt: skip
+        return tokens
+
+    def cancel(self) -> None:
+        library().edgespec_cancel(self.handle)
+
+    def counts(self) -> Counts:
+        found = Counts(ctypes.sizeof(Counts))
+        called("edgespec_session_counts", self.handle, byref(found))
+        return found
+
+
+def copied(found: RoundOfC) -> RoundFound:
+    return RoundFound(
+        found.tokens[: found.count], found.drafted[: found.drafted_count], found.rejected[: found.rejected_count],
+        found.accepted, FINISH[found.finish], found.logprobs[: found.count] if found.logprobs else None,
+    )  # fmt: skip
+
+
+def settings_of(
+    params: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+    method: str = "plain",
+    tokens: int = 32,
+    guesses: int = 0,
+    stops: Sequence[int] = (),
+    branch: Sequence[int] = (),
+    **fields: Any,
+) -> Settings:
+    """Make settings of Python's sampling; ``fields`` of the structure as they are."""
+    bias = params.logit_bias
+    found = Settings(
+        ctypes.sizeof(Settings), guesses, tokens, method.encode(), array(stops, np.int64, POINTER(c_int64)),
+        len(stops), 1, params.temperature, params.top_k, params.top_p, params.min_p,
+        params.repetition_penalty, params.presence_penalty, params.frequency_penalty,
+        array(list(bias), np.int64, POINTER(c_int64)), array(list(bias.values()), np.float64, POINTER(c_double)),
+        len(bias), params.seed is not None, params.seed or 0, params.acceptance == "coupled",
+        params.verification == "block", array(branch, np.int32, POINTER(c_int32)), len(branch),
+        0, 0, PROGRESS(), MASK(), None,
+    )  # fmt: skip
+    for name, value in fields.items():
+        setattr(found, name, value)
+    return found
