@@ -57,7 +57,7 @@ class Settings(ctypes.Structure):
           ("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")),
         ("bias_tokens", POINTER(c_int64)), ("biases", POINTER(c_double)), ("bias_count", c_int32),
         ("seeded", c_int32), ("seed", c_int64), ("coupled", c_int32), ("block", c_int32),
-        ("branch", POINTER(c_int32)), ("branch_count", c_int32), ("logprobs", c_int32), ("reserved", c_int32),
+        ("branch", POINTER(c_int32)), ("branch_count", c_int32), ("logprobs", c_int32), ("fixed", c_int32),
         ("progress", PROGRESS), ("mask", MASK), ("user", c_void_p),
     )  # fmt: skip
 
@@ -214,15 +214,18 @@ def settings_of(
 ) -> Settings:
     """Make settings of Python's sampling; ``fields`` of the structure as they are."""
     bias = params.logit_bias
+    kept = [  # a structure does not keep what its pointers point to
+        array(stops, np.int64, POINTER(c_int64)), array(list(bias), np.int64, POINTER(c_int64)),
+        array(list(bias.values()), np.float64, POINTER(c_double)), array(branch, np.int32, POINTER(c_int32)),
+    ]  # fmt: skip
     found = Settings(
-        ctypes.sizeof(Settings), guesses, tokens, method.encode(), array(stops, np.int64, POINTER(c_int64)),
-        len(stops), 1, params.temperature, params.top_k, params.top_p, params.min_p,
-        params.repetition_penalty, params.presence_penalty, params.frequency_penalty,
-        array(list(bias), np.int64, POINTER(c_int64)), array(list(bias.values()), np.float64, POINTER(c_double)),
-        len(bias), params.seed is not None, params.seed or 0, params.acceptance == "coupled",
-        params.verification == "block", array(branch, np.int32, POINTER(c_int32)), len(branch),
-        0, 0, PROGRESS(), MASK(), None,
+        ctypes.sizeof(Settings), guesses, tokens, method.encode(), kept[0], len(stops), 1, params.temperature,
+        params.top_k, params.top_p, params.min_p, params.repetition_penalty, params.presence_penalty,
+        params.frequency_penalty, kept[1], kept[2], len(bias), params.seed is not None, params.seed or 0,
+        params.acceptance == "coupled", params.verification == "block", kept[3], len(branch), 0, 1, PROGRESS(), MASK(),
+        None,
     )  # fmt: skip
+    found.kept = kept
     for name, value in fields.items():
         setattr(found, name, value)
     return found

@@ -7,6 +7,8 @@ namespace edgespec {
 namespace {
 
 constexpr int64_t kOldest = 5, kNewest = 6;  // schemas of manifests that are read here
+// acceptance of guesses as published (edgespec/drafters/registry.py), and the guesses that it counts as
+constexpr double kDraftRate = 1 - 1 / 2.49, kSkipRate = 0.7, kPlanesRate = 0.9, kPublished = 4;
 constexpr int64_t kMostContext = int64_t(1) << 32, kMostExtra = 1 << 12, kMostGuesses = 64, kMostVocab = 1 << 24;
 
 // A file of the folder; its name must not lead out of it.
@@ -71,7 +73,26 @@ ModelPart read_part(const std::string& folder, const Json& part, const char* nam
   return found;
 }
 
-MethodPart read_method(const Json& method) {
+// Acceptance by position: a published rate, which the export's measurement corrects.
+Rates rates_of(double published, const Json& measured) {
+  const std::vector<Json>& rates = measured["acceptance"].items();
+  if (rates.empty()) return {published};
+  Evidence seen;
+  double left = double(measured["positions"].number("positions", 0));
+  for (const Json& one : rates) {
+    seen.tested.push_back(left);
+    left *= one.real("acceptance", 0);
+    seen.accepted.push_back(left);
+  }
+  return posterior({published}, kPublished, seen, rates.size());
+}
+
+std::optional<double> cost_of(const Json& value, const char* name) {
+  if (value.is_null()) return {};
+  return value.real(name, 0);
+}
+
+MethodPart read_method(const Json& method, bool self) {
   MethodPart found;
   found.guesses = bounded(method["gamma"], "gamma", 4, 1, kMostGuesses);
   const Json& skip = method["skip"];
@@ -85,6 +106,26 @@ MethodPart read_method(const Json& method) {
     for (int64_t layer : *layers)
       if (layer < 0) refuse("skip: layer " + std::to_string(layer));
   found.branch = method["branch"].numbers("branch");
+  check_branch(found.branch);
+  static const Json none;
+  const std::vector<Json>& all = method["measured"].items();
+  const Json& measured = all.empty() ? none : all.front();
+  const bool planes = found.skip.attention.empty() && found.skip.mlp.empty();
+  found.rates = rates_of(!self ? kDraftRate : planes ? kPlanesRate : kSkipRate, measured);
+  Rates confidence;
+  for (const Json& one : measured["confidence"].items()) confidence.push_back(one.real("confidence", 0));
+  if (!measured.is_null()) found.confidence = Confidence(confidence, measured["acceptance"].items().at(0).real("", 0));
+  found.draft_cost = cost_of(method["draft_cost"], "draft_cost");
+  found.first_cost = cost_of(method["first_cost"], "first_cost");
+  return found;
+}
+
+MethodPart by_high_planes(int layers) {
+  MethodPart found;
+  for (int64_t layer = 0; layer < layers; ++layer) found.skip.high_attention.push_back(layer);
+  found.skip.high_mlp = found.skip.high_attention;
+  found.skip.high_head = true;
+  found.rates = {kPlanesRate};
   return found;
 }
 
@@ -100,6 +141,15 @@ void expect_vocab(const edgespec_model& model, const ModelPart& part, const char
 
 using namespace edgespec;
 
+void edgespec::check_branch(const std::vector<int64_t>& branch) {
+  int64_t level = 1, nodes = 0;
+  for (int64_t width : branch) {
+    if (width < 1 || width > kMostNodes) refuse("branch: expected 1 to 64 guesses of each node");
+    nodes += level *= width;
+    if (nodes > kMostNodes) refuse("branch: expected a tree of at most 64 guesses");
+  }
+}
+
 edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads) {
   const Mapping file(folder + "/edgespec.json");
   const Json manifest = Json::parse(reinterpret_cast<const char*>(file.data()), file.size());
@@ -112,12 +162,19 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads) {
   target = open_graph(target_part.graph, threads);
   target->check_texts();
   expect_vocab(*target, target_part, "target");
-  for (const char* name : {"speculative", "self-spec"}) methods[name] = read_method(manifest["methods"][name]);
+  if (const Json& self = manifest["methods"]["self-spec"]; !self.is_null())
+    methods["self-spec"] = read_method(self, true);
+  else if (target->gates.plane < target->gates.count)  // drafts by the high planes of everything need no preparation
+    methods["self-spec"] = by_high_planes(target->gates.layers);
+  for (const auto& [rows, ms] : manifest["cost"]["verify_ms"].members())
+    if (const int n = std::atoi(rows.c_str()); n > 0 && ms.real("verify_ms", 0) > 0)
+      verify[n] = ms.real("verify_ms", 0);
   if (const Json& draft_of = manifest["draft"]; !draft_of.is_null()) {
     draft_part = read_part(folder, draft_of, "draft");
     draft = open_graph(draft_part.graph, threads, true);
     draft->check_texts();
     expect_vocab(*draft, draft_part, "draft");
+    methods["speculative"] = read_method(manifest["methods"]["speculative"], false);
   }
   stops = manifest["tokenizer"]["eos"].numbers("eos");
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,9 @@
 #include "json.h"
 
 namespace edgespec {
+
+// Throws std::invalid_argument: it is no tree of at most kMostNodes guesses.
+void check_branch(const std::vector<int64_t>& branch);
 
 struct ModelPart {
   std::string graph;  // its file, a path
@@ -23,6 +27,9 @@ struct MethodPart {
   int64_t guesses = 4;
   SkipSet skip;
   std::vector<int64_t> branch;
+  Rates rates;            // acceptance by position, as published or as the export measured it
+  Confidence confidence;  // of the guesses of a self-draft
+  std::optional<double> draft_cost, first_cost;
 };
 
 }  // namespace edgespec
@@ -34,7 +41,8 @@ struct edgespec_bundle {
   edgespec::ModelPart target_part, draft_part;
   edgespec::OpenedModel target, draft;  // draft: null where there is none
   std::map<std::string, edgespec::MethodPart> methods;
-  std::vector<int64_t> stops;  // tokens that end a text
+  std::vector<int64_t> stops;          // tokens that end a text
+  edgespec::CostModel::Points verify;  // times of passes by rows on the exporting machine; empty: not known
   std::atomic<int64_t> users{1};
 
   void release() {

@@ -1,8 +1,10 @@
 // The hooks that the loop calls to have the next tokens guessed, as edgespec/decoding/drafter.py.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "control.h"
 #include "proposal.h"
 #include "target.h"
 
@@ -15,7 +17,10 @@ struct Request {
   const Noise& noise;
   Prefix& prefix;  // the tokens; it is as it was after a proposal
   const Reading& reading;
+  bool reproducible = false;  // its seed decides the text together with how much is guessed
 };
+
+using LeastGain = std::function<double(int64_t depth)>;
 
 // A drafter never owns a loop over rounds.  What it throws costs the request its drafter, and not its text.
 class Drafter {
@@ -23,9 +28,19 @@ class Drafter {
   virtual ~Drafter() = default;
   virtual const char* name() const = 0;
   virtual void begin(const Request& request) = 0;
-  // Guesses what follows the request's tokens, `budget` >= 1 deep at most.
-  virtual Proposal propose(const Request& request, int64_t budget) = 0;
+  virtual DrafterFacts facts() const { return {}; }
+  // [budget + 1]: rows of the pass over its next proposal, cut at each depth.
+  virtual std::vector<int64_t> rows(int64_t budget) const {
+    std::vector<int64_t> found;
+    for (int64_t depth = 0; depth <= budget; ++depth) found.push_back(1 + depth);
+    return found;
+  }
+  // Guesses what follows the request's tokens, `budget` >= 1 deep at most.  least_gain: a drafter that stops early does
+  // so where a guess more is expected to gain fewer tokens than this of the depth; empty: it does not.
+  virtual Proposal propose(const Request& request, int64_t budget, const LeastGain& least_gain) = 0;
+  virtual bool caught_up() const { return true; }     // whether its last proposal took its usual time
   virtual uint64_t nanoseconds() const { return 0; }  // in passes of the drafter's model
+  virtual bool benchmark_step() { return false; }     // runs one draft step, to be timed; false: there is no such step
   // Learns what was accepted of a proposal, as it was cut; of an empty one where another drafter's was verified.
   virtual void observe(const Proposal&, const Verdict&) {}
 };

@@ -23,13 +23,14 @@ std::vector<int64_t> widths_of(const std::vector<int64_t>& branch, int64_t lengt
 
 }  // namespace
 
-Proposal DrawingDrafter::draw_chain(const Request& request, int64_t length) {
+Proposal DrawingDrafter::draw_chain(const Request& request, int64_t length, const std::function<bool(double)>& weak) {
   const Sampling& sampling = request.sampling;
-  const bool plain = sampling.plain_greedy();
+  const bool plain = sampling.plain_greedy() && !weak;
   Adjusted adjusted(sampling);
   Pushed pushed(request.prefix);
   Proposal chain;
-  for (int64_t last = -1; chain.size() < length; last = chain.tokens.back()) {
+  bool ended = false;
+  for (int64_t last = -1; chain.size() < length && !ended; last = chain.tokens.back()) {
     const Row row = step(request, last, plain);
     if (row.best >= 0) {
       if (!std::isfinite(row.value)) refuse_logits();
@@ -45,6 +46,8 @@ Proposal DrawingDrafter::draw_chain(const Request& request, int64_t length) {
       if (sampling.rejects()) chain.probs.push_back(found.chances());
     }
     pushed.push(chain.tokens.back());
+    if (weak && chain.size() < length)
+      ended = weak(std::exp(log_softmax_at(row.logits, row.columns, chain.tokens.back())));
   }
   return chain;
 }
@@ -64,13 +67,31 @@ bool DraftModel::is_unknown(const std::vector<int64_t>& tokens, int64_t from) co
   return std::any_of(tokens.begin() + from, tokens.end(), [&](int64_t token) { return token >= own_vocab_; });
 }
 
-Proposal DraftModel::propose(const Request& request, int64_t budget) {
+std::vector<int64_t> DraftModel::rows(int64_t budget) const {
+  std::vector<int64_t> found{1};
+  int64_t level = 1;
+  for (int64_t width : widths_of(branch_, budget)) {
+    level = branch_.size() == 1 ? width : level * width;
+    found.push_back(found.back() + level);
+  }
+  found.resize(size_t(budget + 1), found.back());
+  return found;
+}
+
+bool DraftModel::benchmark_step() {
+  const int64_t token = 0;
+  model_.run({&token, 1});
+  return true;
+}
+
+Proposal DraftModel::propose(const Request& request, int64_t budget, const LeastGain&) {
   const std::vector<int64_t>& tokens = request.tokens;
   const int64_t size = int64_t(tokens.size()), length = std::min(budget, model_.context() - size);
   if (length < 1) return {};
   common_ = model_.follow(tokens, size - 1, common_);
   if (is_unknown(tokens, common_)) return {};
-  if (size - common_ > kFeed) {
+  caught_up_ = size - common_ <= kFeed;
+  if (!caught_up_) {
     model_.prefill(tokens, common_, size - 1, request.reading);
     common_ = size - 1;
   }
@@ -187,7 +208,8 @@ Proposal DraftModel::draw_tree(const Request& request, int64_t length) {
 
 // ---- the target itself ---------------------------------------------------------------------------------------------
 
-SelfDraft::SelfDraft(Target& target, const SkipSet& skip) : target_(target) {
+SelfDraft::SelfDraft(Target& target, const SkipSet& skip, Confidence& confidence)
+    : target_(target), learned_(confidence), first_(confidence), own_(confidence), confidence_(&confidence) {
   const Gates& at = target.gates();
   gates_ = std::make_unique<bool[]>(size_t(at.count));
   std::fill_n(gates_.get(), 2 * at.layers, true);
@@ -205,15 +227,45 @@ SelfDraft::SelfDraft(Target& target, const SkipSet& skip) : target_(target) {
   columns_ = skip.head_rows < target.vocab() ? static_cast<int>(skip.head_rows) : 0;
 }
 
-Proposal SelfDraft::propose(const Request& request, int64_t budget) {
+bool SelfDraft::benchmark_step() {
+  run(0, 0, false);
+  return true;
+}
+
+// With rejection sampling the length of a draft decides which random numbers are used: a seeded text begins with the
+// values that are given.
+void SelfDraft::begin(const Request& request) {
+  own_ = first_;
+  confidence_ = request.reproducible ? &own_ : &learned_;
+  sure_.clear();
+}
+
+Proposal SelfDraft::propose(const Request& request, int64_t budget, const LeastGain& least_gain) {
   offset_ = 0;
-  return draw_chain(request, std::min(budget, kLongest));
+  sure_.clear();
+  if (!least_gain) return draw_chain(request, std::min(budget, kLongest));
+  double reach = 1;
+  return draw_chain(request, std::min(budget, kLongest), [&](double probability) {
+    sure_.push_back(probability);
+    reach *= confidence_->chance(probability);
+    return reach * confidence_->mean() < least_gain(int64_t(sure_.size()));
+  });
+}
+
+void SelfDraft::observe(const Proposal& proposal, const Verdict& verdict) {
+  const size_t tested = size_t(proposal.tested(verdict.path));
+  for (size_t depth = 0; depth < std::min(tested, sure_.size()); ++depth)
+    confidence_->learn(sure_[depth], depth < verdict.path.size());
 }
 
 DrawingDrafter::Row SelfDraft::step(const Request& request, int64_t guess, bool best) {
-  const int64_t token = guess < 0 ? request.tokens.back() : guess;
+  return run(guess < 0 ? request.tokens.back() : guess, offset_++, best);
+}
+
+// Runs a draft step, `offset` rows after the text.
+DrawingDrafter::Row SelfDraft::run(int64_t token, int64_t offset, bool best) {
   TextRows rows{&token, 1};
-  rows.offset = offset_++;
+  rows.offset = offset;
   rows.draft = true;
   rows.gates = gates_.get();
   rows.columns = columns_;

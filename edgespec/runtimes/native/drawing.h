@@ -24,7 +24,8 @@ class DrawingDrafter : public Drafter {
   virtual Row step(const Request& request, int64_t guess, bool best) = 0;
 
   // Samples up to `length` guesses, one after the other.  Throws Failure: damaged logits.
-  Proposal draw_chain(const Request& request, int64_t length);
+  // weak: whether none should follow a guess of this unadjusted probability; it is asked for each but the last.
+  Proposal draw_chain(const Request& request, int64_t length, const std::function<bool(double)>& weak = {});
 };
 
 // A separate small model (arXiv 2211.17192, 2302.01318), whose slot follows the committed tokens by their longest
@@ -39,8 +40,11 @@ class DraftModel : public DrawingDrafter {
 
   const char* name() const override { return "speculative"; }
   uint64_t nanoseconds() const override { return model_.nanoseconds(); }
+  std::vector<int64_t> rows(int64_t budget) const override;
+  bool benchmark_step() override;
+  bool caught_up() const override { return caught_up_; }
   void begin(const Request& request) override;
-  Proposal propose(const Request& request, int64_t budget) override;
+  Proposal propose(const Request& request, int64_t budget, const LeastGain& least_gain) override;
 
  protected:
   Row step(const Request& request, int64_t guess, bool best) override;
@@ -57,6 +61,7 @@ class DraftModel : public DrawingDrafter {
   int64_t vocab_, own_vocab_;
   const std::vector<int64_t>& head_;
   std::vector<int64_t> branch_;
+  bool caught_up_ = true;
   int64_t common_ = 0;                      // tokens of this request that the slot is known to begin with
   std::vector<std::vector<float>> spread_;  // rows over the vocabulary of a cut LM head
 };
@@ -71,19 +76,30 @@ struct SkipSet {
 
 class SelfDraft : public DrawingDrafter {
  public:
-  SelfDraft(Target& target, const SkipSet& skip);
+  // confidence: of its guesses; it outlives this.
+  SelfDraft(Target& target, const SkipSet& skip, Confidence& confidence);
 
   const char* name() const override { return "self-spec"; }
-  void begin(const Request&) override {}
-  Proposal propose(const Request& request, int64_t budget) override;
+  DrafterFacts facts() const override { return {false, true, {}}; }
+  bool benchmark_step() override;
+  void begin(const Request& request) override;
+  void observe(const Proposal& proposal, const Verdict& verdict) override;
+  Proposal propose(const Request& request, int64_t budget, const LeastGain& least_gain) override;
 
  protected:
   Row step(const Request& request, int64_t guess, bool best) override;
 
  private:
+  Row run(int64_t token, int64_t offset, bool best);
+
   Target& target_;
   std::unique_ptr<bool[]> gates_;
   int columns_;
+  Confidence& learned_;     // of all texts
+  const Confidence first_;  // as it was given
+  Confidence own_;          // of a reproducible text
+  Confidence* confidence_;
+  std::vector<double> sure_;  // draft probabilities of the last guesses
   int64_t offset_ = 0;
 };
 

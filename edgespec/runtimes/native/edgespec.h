@@ -253,7 +253,7 @@ typedef struct edgespec_settings {
   const int32_t* branch; /* [branch_count] speculative: children of each guess, by depth; null: the bundle's */
   int32_t branch_count;
   int32_t logprobs; /* 1: rounds say the log-probability of each token, of the unadjusted model */
-  int32_t reserved;
+  int32_t fixed;    /* 1: every round has `guesses`, if there are any; 0: as many as is fastest, by what is measured */
   /* While a prompt is read: tokens done, of how many; not 0: the call is cancelled.  null: none. */
   int (*progress)(void* user, int64_t done, int64_t total);
   /* Which tokens may follow a text [count] and a path of guesses [path_count] after it, such as a grammar's: sets some

@@ -18,6 +18,7 @@ class Json {
   Kind kind() const { return kind_; }
   bool is_null() const { return kind_ == kNull; }
   const std::vector<Json>& items() const { return items_; }
+  const std::map<std::string, Json>& members() const { return members_; }
   // A member of an object; null where there is none, or where this is no object.
   const Json& operator[](const std::string& name) const;
 

@@ -8,6 +8,10 @@
 namespace edgespec {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+double milliseconds(Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); }
+
 class Timer {
  public:
   explicit Timer(uint64_t& total) : total_(total), begun_(std::chrono::steady_clock::now()) {}
@@ -30,15 +34,14 @@ void check_prompt(const std::vector<int64_t>& prompt, const Target& target) {
 
 }  // namespace
 
-Loop::Loop(Target& target, std::vector<Drafter*> drafters, std::vector<int64_t> prompt, LoopOptions options,
-           const Reading& reading)
+Loop::Loop(Target& target, Policy& policy, std::vector<int64_t> prompt, LoopOptions options, const Reading& reading)
     : target_(target),
-      drafters_(std::move(drafters)),
+      policy_(policy),
       tokens_(std::move(prompt)),
       options_(std::move(options)),
       reading_(reading),
       noise_(options_.seed),
-      request_{tokens_, options_.sampling, noise_, prefix_, reading_},
+      request_{tokens_, options_.sampling, noise_, prefix_, reading_, options_.seeded && options_.sampling.rejects()},
       left_(options_.new_tokens) {
   check_prompt(tokens_, target_);
   options_.sampling.check(target_.vocab());
@@ -46,7 +49,8 @@ Loop::Loop(Target& target, std::vector<Drafter*> drafters, std::vector<int64_t> 
   Timer timer(counts_.prompt_ns);
   const int64_t size = int64_t(tokens_.size());
   prefix_.begin(tokens_, options_.sampling.counts_text() ? target_.vocab() : 0);
-  const std::vector<Drafter*> begun = drafters_;
+  policy_.begin(request_.reproducible);
+  const std::vector<Drafter*> begun = policy_.drafters();
   for (Drafter* one : begun) attempt(one, [&] { one->begin(request_); });
   counts_.prompt_tokens = size;
   counts_.reused_tokens = target_.follow(tokens_, size - 1);
@@ -65,23 +69,26 @@ bool Loop::attempt(Drafter* drafter, Work work) {
     if (failure.status == EDGESPEC_CANCELLED) throw;
     dropped_ += std::string(drafter->name()) + ": " + failure.what() + "\n";
   } catch (const std::exception& error) { dropped_ += std::string(drafter->name()) + ": " + error.what() + "\n"; }
-  drafters_.erase(std::remove(drafters_.begin(), drafters_.end(), drafter), drafters_.end());
+  policy_.lose(drafter);
   return false;
 }
 
 // The first proposal that is not empty.
 Proposal Loop::propose(int64_t budget) {
   winner_ = nullptr;
+  asked_.clear();
   if (budget < 1) return {};
-  const std::vector<Drafter*> asked = drafters_;
-  for (Drafter* one : asked) {
+  for (const Ask& ask : policy_.choose(budget)) {
     Proposal found;
-    attempt(one, [&] {
-      found = one->propose(request_, budget);
-      found.cut(budget, options_.stops);
+    const auto begun = Clock::now();
+    const bool made = attempt(ask.drafter, [&] {
+      found = ask.drafter->propose(request_, ask.most, ask.least_gain);
+      found.cut(ask.most, options_.stops);
+      policy_.review(ask, found, tokens_);
     });
-    if (found.empty()) continue;
-    winner_ = one;
+    asked_.emplace_back(ask.drafter, milliseconds(Clock::now() - begun));
+    if (!made || found.empty()) continue;
+    winner_ = ask.drafter;
     return found;
   }
   return {};
@@ -108,27 +115,30 @@ const Round& Loop::next() {
   }
   TextRows wanted{rows.data(), static_cast<int32_t>(rows.size()), parents.empty() ? nullptr : parents.data()};
   wanted.top = options_.sampling.plain_greedy() && !options_.logprobs;
+  const auto begun = Clock::now();
   const edgespec_result found = target_.run(wanted);
+  const double pass_ms = milliseconds(Clock::now() - begun);
 
   // verify: which guesses are accepted, and the token after them
   const Verdict verdict = verify(proposal, found, options_.sampling, noise_, prefix_);
   commit(proposal, verdict, found);
 
   // learn
-  const std::vector<Drafter*> observers = drafters_;
+  const std::vector<Drafter*> observers = policy_.drafters();
   static const Proposal none;
   for (Drafter* one : observers)
     attempt(one, [&] {
       one == winner_ || observers.size() == 1 ? one->observe(proposal, verdict)
                                               : one->observe(none, {{}, verdict.next});
     });
+  policy_.told({proposal, verdict, winner_, asked_, wanted.count, pass_ms});
   counts_.pass_ns += passes() - before;
   return round_;
 }
 
 uint64_t Loop::passes() const {
   uint64_t total = target_.nanoseconds();
-  for (const Drafter* one : drafters_) total += one->nanoseconds();
+  for (const Drafter* one : policy_.drafters()) total += one->nanoseconds();
   return total;
 }
 

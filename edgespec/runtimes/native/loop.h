@@ -8,13 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "drafter.h"
+#include "policy.h"
 
 namespace edgespec {
 
 struct LoopOptions {
   Sampling sampling;
   uint64_t seed = 0;
+  bool seeded = false;         // the caller gave the seed
   int64_t new_tokens = 128;    // most that are written
   int64_t guesses = 4;         // deepest guess of a proposal
   std::vector<int64_t> stops;  // tokens that end the text
@@ -38,11 +39,10 @@ struct LoopCounts {
 
 class Loop {
  public:
-  // Reads the prompt, without its last token, into the target's slot, which may already hold its beginning.  drafters:
-  // are asked in order until one offers something.  Throws std::invalid_argument, Failure: it does not fit, or it was
+  // Reads the prompt, without its last token, into the target's slot, which may already hold its beginning.  policy:
+  // outlives this.  Throws std::invalid_argument, Failure: it does not fit, or it was
   // cancelled.
-  Loop(Target& target, std::vector<Drafter*> drafters, std::vector<int64_t> prompt, LoopOptions options,
-       const Reading& reading);
+  Loop(Target& target, Policy& policy, std::vector<int64_t> prompt, LoopOptions options, const Reading& reading);
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
@@ -62,7 +62,7 @@ class Loop {
   void commit(const Proposal& proposal, const Verdict& verdict, const edgespec_result& rows);
 
   Target& target_;
-  std::vector<Drafter*> drafters_;
+  Policy& policy_;
   std::vector<int64_t> tokens_;
   LoopOptions options_;
   const Reading& reading_;
@@ -73,7 +73,8 @@ class Loop {
   LoopCounts counts_;
   std::string dropped_;
   int64_t left_;
-  Drafter* winner_ = nullptr;
+  Drafter* winner_ = nullptr;                       // of this round
+  std::vector<std::pair<Drafter*, double>> asked_;  // in this round, and for how many ms
 };
 
 }  // namespace edgespec

@@ -8,7 +8,9 @@ namespace {
 
 constexpr double kShare = 0.6;    // least share of the cases in which a guessed token followed
 constexpr size_t kFurthest = 32;  // a match is measured no further back
-constexpr int kShort = 2;         // a match of the text no longer than this gives way to a longer one of a store
+constexpr std::array<size_t, 5> kBuckets{2, 3, 5, 10, 16};  // lengths of a match at which the next bucket starts
+constexpr int kStored = int(kBuckets.size()) + 1;           // first bucket of guesses from a store
+constexpr int kShort = 2;  // a match of the text no longer than this gives way to a longer one of a store
 constexpr int64_t kMostSeen = (1 << 20) - 1;
 constexpr size_t kHeader = 256, kEntry = 16, kEntries = 24, kVocab = 16;  // bytes, and places in the header
 constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15;
@@ -39,7 +41,7 @@ NGramStore::NGramStore(const std::string& path, int64_t vocab) : file_(path), vo
 NGramStore::Hit NGramStore::likely(const int64_t* tail, size_t count, double share) const {
   const uint8_t *keys = file_.data() + kHeader, *tokens = keys + 8 * entries_, *seen = tokens + 4 * entries_,
                 *of = seen + 2 * entries_;
-  Hit found{0, -1};
+  Hit found{0, -1, 0};
   uint64_t key = 0;
   for (size_t n = 1; n <= std::min<size_t>(count, kLongestGram); ++n) {
     key = (key ^ (uint64_t(tail[count - n]) + 1)) * kMultiplier;
@@ -54,8 +56,9 @@ NGramStore::Hit NGramStore::likely(const int64_t* tail, size_t count, double sha
     }
     if (low == entries_ || read<uint64_t>(keys + 8 * low) != key) continue;
     const int64_t token = read<int32_t>(tokens + 4 * low);
-    if (read<uint16_t>(seen + 2 * low) >= share * read<uint16_t>(of + 2 * low) && token >= 0 && token < vocab_)
-      found = {static_cast<int32_t>(n), token};
+    const int32_t times = read<uint16_t>(seen + 2 * low);
+    if (times >= share * read<uint16_t>(of + 2 * low) && token >= 0 && token < vocab_)
+      found = {static_cast<int32_t>(n), token, times};
   }
   return found;
 }
@@ -69,6 +72,13 @@ size_t NGram::Hash::operator()(const Key& key) const {
     hash ^= hash >> 32;
   }
   return size_t(hash);
+}
+
+// Acceptance where nothing was measured: between plain prose and texts that repeat themselves.
+DrafterFacts NGram::facts() const {
+  return {true,
+          false,
+          {{0, {0.3, 0.65}}, {1, {0.5, 0.75}}, {2, {0.6, 0.8}}, {3, {0.7, 0.85}}, {4, {0.75, 0.9}}, {5, {0.85, 0.93}}}};
 }
 
 void NGram::begin(const Request& request) {
@@ -143,7 +153,7 @@ std::vector<int64_t> NGram::end(size_t count) const {
   return {text_.end() - std::min(count, text_.size()), text_.end()};
 }
 
-Proposal NGram::propose(const Request& request, int64_t budget) {
+Proposal NGram::propose(const Request& request, int64_t budget, const LeastGain&) {
   follow(request.tokens, text_.size());
   Proposal chain;
   std::vector<int64_t> tail = end(kLongestGram);
@@ -161,24 +171,28 @@ Proposal NGram::propose(const Request& request, int64_t budget) {
     }
   }
   if (store_ && (chain.empty() || matched <= kShort)) {
-    std::vector<int64_t> stored = from_store(chain.empty() ? 0 : int(matched), budget);
-    if (!stored.empty()) chain.tokens = std::move(stored);
+    Proposal stored = from_store(chain.empty() ? 0 : int(matched), budget);
+    if (!stored.empty()) return stored;
   }
+  chain.bucket = int(std::upper_bound(kBuckets.begin(), kBuckets.end(), matched) - kBuckets.begin());
   return chain;
 }
 
 // Guesses from the store, if it knows more than the last `beyond` tokens: at most two for each token that matched.
-std::vector<int64_t> NGram::from_store(int beyond, int64_t budget) const {
-  std::vector<int64_t> tail = end(kLongestGram), guesses;
+Proposal NGram::from_store(int beyond, int64_t budget) const {
+  std::vector<int64_t> tail = end(kLongestGram);
+  Proposal chain;
   NGramStore::Hit hit = store_->likely(tail.data(), tail.size(), kShare);
-  if (hit.n <= beyond) return guesses;
+  if (hit.n <= beyond) return chain;
+  // what was seen once is as sure as the text is close to the store's; else length and count are alike good
+  chain.bucket = kStored + (hit.seen == 1 ? 0 : hit.n + (hit.seen >= 4) + (hit.seen >= 16));
   const int64_t most = std::min<int64_t>(budget, 2 * hit.n);
-  while (hit.n && int64_t(guesses.size()) < most) {
-    guesses.push_back(hit.token);
+  while (hit.n && chain.size() < most) {
+    chain.tokens.push_back(hit.token);
     tail.push_back(hit.token);
     hit = store_->likely(tail.data(), tail.size(), kShare);
   }
-  return guesses;
+  return chain;
 }
 
 }  // namespace edgespec

@@ -25,6 +25,7 @@ class NGramStore {
   struct Hit {
     int32_t n;  // tokens that matched, 0: none
     int64_t token;
+    int32_t seen;  // how often it followed
   };
   // The token after the longest known end of a text, if it followed in at least a `share` of the cases.
   Hit likely(const int64_t* tail, size_t count, double share) const;
@@ -41,7 +42,8 @@ class NGram : public Drafter {
 
   const char* name() const override { return "ngram"; }
   void begin(const Request& request) override;
-  Proposal propose(const Request& request, int64_t budget) override;
+  DrafterFacts facts() const override;
+  Proposal propose(const Request& request, int64_t budget, const LeastGain& least_gain) override;
 
  private:
   using Key = std::array<uint32_t, kLongestGram>;  // the last token first
@@ -62,7 +64,7 @@ class NGram : public Drafter {
   void push(int64_t token);
   Match match(const std::vector<int64_t>& tail) const;
   int64_t likely(const std::vector<int64_t>& tail) const;
-  std::vector<int64_t> from_store(int beyond, int64_t budget) const;
+  Proposal from_store(int beyond, int64_t budget) const;
   std::vector<int64_t> end(size_t count) const;
 
   const NGramStore* store_;

@@ -1,8 +1,10 @@
 // Sessions of the C interface (edgespec.h): settings become a loop over a target and its drafters.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 
 #include "bundle.h"
@@ -14,12 +16,37 @@ using namespace edgespec;
 
 namespace {
 
-constexpr int64_t kNGramGuesses = 8;
+constexpr int64_t kNGramGuesses = 8, kLeastGuesses = 6;
+const std::vector<int> kTimed{1, 2, 3, 5};  // rows of passes that are timed before the first text
+constexpr double kTimingMs = 100;           // after that no further turn starts
+constexpr int kMostTurns = 3, kEnough = 3;  // kEnough: times that such a timing counts
 constexpr int32_t kMostGuessesOfCaller = 64, kMostStops = 1 << 16;
 
 uint64_t random_seed() {
   std::random_device device;
   return uint64_t(device()) << 32 | device();
+}
+
+// Times interleaved runs, after an untimed turn -> the median milliseconds of each size.
+CostModel::Points time_turns(const std::vector<int>& sizes, const std::function<void(int)>& run) {
+  using Clock = std::chrono::steady_clock;
+  const auto since = [](Clock::time_point begun) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - begun).count();
+  };
+  std::map<int, std::vector<double>> times;
+  const auto begun = Clock::now();
+  for (int turn = 0; turn <= kMostTurns && (turn < 2 || since(begun) <= kTimingMs); ++turn)
+    for (int size : sizes) {
+      const auto start = Clock::now();
+      run(size);
+      if (turn) times[size].push_back(since(start));
+    }
+  CostModel::Points found;
+  for (auto& [size, taken] : times) {
+    std::sort(taken.begin(), taken.end());
+    found[size] = (taken[(taken.size() - 1) / 2] + taken[taken.size() / 2]) / 2;
+  }
+  return found;
 }
 
 template <class T>
@@ -60,9 +87,15 @@ struct edgespec_session {
   NGram ngram{nullptr};
   std::unique_ptr<Target> draft;               // made when a text first asks for it
   std::vector<std::unique_ptr<Drafter>> made;  // of the text
+  std::vector<std::unique_ptr<Control>> controls;
+  std::unique_ptr<Policy> policy;
+  std::map<std::string, Learned> learned;  // by method, with its branch
+  Confidence confidence;                   // of guesses of the target itself
+  CostModel::Points passes;                // milliseconds of passes by rows, here; empty: not timed yet
   std::atomic<bool> cancelled{false};
   Reading reading;
   std::unique_ptr<Loop> loop;
+  int64_t longest = 0;  // guesses of a round of the text
 
   edgespec_session(edgespec_bundle& of, const edgespec_session_options& options)
       : bundle(of),
@@ -70,6 +103,7 @@ struct edgespec_session {
                attention_of(of.target_part, options.attention), false) {
     if (options.ngram_store) store = std::make_unique<NGramStore>(options.ngram_store, target.vocab());
     ngram = NGram(store.get());
+    if (const auto self = of.methods.find("self-spec"); self != of.methods.end()) confidence = self->second.confidence;
     reading.cancelled = &cancelled;
     ++bundle.users;
   }
@@ -88,19 +122,23 @@ struct edgespec_session {
     return wanted ? wanted : part.attention;
   }
 
-  // Makes the drafter of a method -> the guesses of its rounds.
-  int64_t add(const std::string& method, const edgespec_settings& given, std::vector<Drafter*>& drafters) {
-    if (method == "plain" || method == "ar") return 0;
+  // Makes the drafter of a method.
+  void add(const std::string& method, const edgespec_settings& given, std::vector<Drafter*>& drafters) {
+    if (method == "plain" || method == "ar") return;
     if (method == "ngram") {
       drafters.push_back(&ngram);
-      return kNGramGuesses;
+      return control(method, MethodPart(), {}, ngram, kNGramGuesses, given);
     }
     const auto part = bundle.methods.find(method);
-    if (part == bundle.methods.end()) refuse("method " + method + ": expected plain, ngram, speculative or self-spec");
+    if (part == bundle.methods.end()) {
+      std::string known = "plain, ngram";
+      for (const auto& one : bundle.methods) known += ", " + one.first;
+      refuse("method " + method + ": expected one of this bundle: " + known);
+    }
+    std::string name = method;
     if (method == "self-spec") {
-      made.push_back(std::make_unique<SelfDraft>(target, part->second.skip));
+      made.push_back(std::make_unique<SelfDraft>(target, part->second.skip, confidence));
     } else {
-      if (!bundle.draft) refuse("method speculative: the bundle has no draft model");
       const ModelPart& own = bundle.draft_part;
       if (!draft)
         draft = std::make_unique<Target>(*bundle.draft, std::min(own.context, target.context()), own.extra_rows,
@@ -108,10 +146,35 @@ struct edgespec_session {
       expect_array(given.branch, given.branch_count, "branch");
       std::vector<int64_t> branch(given.branch, given.branch + given.branch_count);
       if (branch.empty()) branch = part->second.branch;
+      check_branch(branch);
+      for (int64_t width : branch) name += "," + std::to_string(width);
       made.push_back(std::make_unique<DraftModel>(*draft, target.vocab(), own.vocab, own.head, std::move(branch)));
     }
     drafters.push_back(made.back().get());
-    return part->second.guesses;
+    control(name, part->second, part->second.rates, *made.back(), std::max(part->second.guesses, kLeastGuesses), given);
+  }
+
+  // Makes the control of a drafter, which begins with what this session has learned of its method.
+  void control(const std::string& name, const MethodPart& part, const Rates& rates, Drafter& drafter, int64_t guesses,
+               const edgespec_settings& given) {
+    const int64_t most = given.guesses ? given.guesses : guesses;
+    longest = std::max(longest, most);
+    if (given.fixed) return;
+    if (!learned.count(name)) learned[name].cost = costs_of(part, drafter);
+    controls.push_back(std::make_unique<Control>(drafter.facts(), learned.at(name), int(most), rates));
+  }
+
+  // Costs as the export measured them, corrected by a few passes here and now.
+  CostModel costs_of(const MethodPart& part, Drafter& drafter) {
+    if (passes.empty()) {
+      const std::vector<int64_t> zeros(size_t(*std::max_element(kTimed.begin(), kTimed.end())), 0);
+      passes = time_turns(kTimed, [&](int rows) { target.run({zeros.data(), rows}); });
+    }
+    const bool cheap = drafter.facts().cheap;
+    CostModel made(bundle.verify, cheap ? 0 : part.draft_cost, cheap ? std::nullopt : part.first_cost);
+    for (const auto& [rows, ms] : passes) made.observe_pass(rows, ms, kEnough);
+    if (!cheap) made.observe_draft(1, time_turns({1}, [&](int) { drafter.benchmark_step(); }).at(1), kEnough);
+    return made;
   }
 
   void begin(const int64_t* prompt, int64_t count, const edgespec_settings& given) {
@@ -119,7 +182,10 @@ struct edgespec_session {
     if (given.guesses < 0 || given.guesses > kMostGuessesOfCaller) refuse("guesses: expected 0 to 64");
     if (given.max_new_tokens < 0) refuse("max_new_tokens: expected 0 or more");
     loop.reset();
+    policy.reset();
+    controls.clear();
     made.clear();
+    longest = 0;
     LoopOptions options;
     options.sampling = sampling_of(given);
     options.logprobs = given.logprobs != 0;
@@ -128,21 +194,31 @@ struct edgespec_session {
     options.stops.assign(given.stops, given.stops + given.stop_count);
     if (!given.ignore_eos) options.stops.insert(options.stops.end(), bundle.stops.begin(), bundle.stops.end());
     std::vector<Drafter*> drafters;
-    options.guesses = 0;
+    std::set<std::string> named;
     const std::string methods = given.method ? given.method : "plain";
     for (size_t at = 0; at <= methods.size();) {
       const size_t end = std::min(methods.find(',', at), methods.size());
-      options.guesses = std::max(options.guesses, add(methods.substr(at, end - at), given, drafters));
+      const std::string method = methods.substr(at, end - at);
+      if (!named.insert(method).second) refuse("method " + method + ": expected each one once");
+      add(method, given, drafters);
       at = end + 1;
     }
-    if (given.guesses) options.guesses = given.guesses;
+    options.guesses = longest;
+    options.seeded = given.seeded != 0;
+    if (given.fixed) {
+      policy = std::make_unique<Policy>(std::move(drafters));
+    } else {
+      std::vector<Control*> all;
+      for (const auto& one : controls) all.push_back(one.get());
+      policy = std::make_unique<Adaptive>(std::move(drafters), std::move(all));
+    }
     reading.progress = nullptr;
     if (given.progress)
       reading.progress = [of = given.progress, user = given.user](int64_t done, int64_t total) {
         return of(user, done, total) != 0;
       };
-    loop = std::make_unique<Loop>(target, std::move(drafters), std::vector<int64_t>(prompt, prompt + count),
-                                  std::move(options), reading);
+    loop = std::make_unique<Loop>(target, *policy, std::vector<int64_t>(prompt, prompt + count), std::move(options),
+                                  reading);
   }
 
   edgespec_round next() {

@@ -13,6 +13,16 @@ int32_t Proposal::depth(int32_t node) const {
   return count;
 }
 
+int32_t Proposal::deepest() const {
+  int32_t found = chain() ? size() : 0;
+  for (int32_t node = 0; node < size() && !chain(); ++node) found = std::max(found, depth(node));
+  return found;
+}
+
+int32_t Proposal::tested(const std::vector<int32_t>& path) const {
+  return int32_t(path.size()) + !children(path.empty() ? -1 : path.back()).empty();
+}
+
 std::vector<int32_t> Proposal::children(int32_t node) const {
   std::vector<int32_t> found;
   if (chain()) {

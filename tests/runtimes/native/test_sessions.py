@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.control.adaptive import Adaptive, Control
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.target import SkipSet
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.ngram_stores import NGramStore, build_store
 from edgespec.drafters.plain import Plain
-from edgespec.drafters.self_spec import SelfSpec, skip_set
+from edgespec.drafters.registry import METHODS as METHODS_OF_PYTHON
+from edgespec.drafters.self_spec import SelfSpec, known_confidence, skip_set
 from edgespec.drafters.speculative import Speculative
 from edgespec.engine.engine import Engine
+from edgespec.engine.known import known_rates
+from edgespec.engine.methods import LEAST_GAMMA
+from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.bundle import Bundle as BundleFolder
+from edgespec.runtimes.files.manifest import MANIFEST, Manifest
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
@@ -88,6 +96,7 @@ class Both:
     target: Slot
     draft: Slot
     session: Session
+    manifest: Manifest
     store: NGramStore | None = None
 
     def drafter(self, method: str, branch: tuple[int, ...] = ()) -> Drafter:
@@ -97,9 +106,9 @@ class Both:
         if method == "speculative":
             return Speculative(self.draft, target.vocab_size, branch or None)
         if method == "self-spec":
-            skip = self.folder.manifest.methods["self-spec"].skip
-            assert skip is not None
-            return SelfSpec(target, skip_set(skip))
+            part = self.manifest.methods["self-spec"]
+            assert part.skip is not None
+            return SelfSpec(target, skip_set(part.skip), known_confidence(part))
         return Plain()
 
     def python(self, prompt: Sequence[int], params: SamplingParams, method: str, guesses: int, tokens: int,
@@ -134,7 +143,7 @@ def both(bundles: Callable[..., Path]) -> Iterator[Callable[[str], Both]]:
             parts = folder.manifest.target, folder.part("draft")
             target, draft = (open_slot(Model(path, part, "native", 1)) for part in parts)
             opened.append(Bundle(path))
-            made[form] = Both(folder, target, draft, opened[-1].session())
+            made[form] = Both(folder, target, draft, opened[-1].session(), folder.manifest)
         return made[form]
 
     yield get
@@ -189,6 +198,96 @@ def test_blocks_of_guesses(both: Callable[[str], Both]) -> None:
     for prompt, rng in random_texts(8, 13, found.target.vocab_size):
         params = SamplingParams(1.1, top_k=20, seed=int(rng.integers(1 << 40)), verification="block")
         found.compare(prompt, params, "speculative", 6, 24)
+
+
+def adaptive(found: Both, method: str, data: dict[str, Any]) -> tuple[Adaptive, int]:
+    """Make Python's policy of methods, with the costs of a manifest, and the maximum number of guesses."""
+    manifest, controls, most = Manifest.model_validate(data), list[Control](), 0
+    verify = {int(rows): ms for rows, ms in manifest.cost["verify_ms"].items()}
+    for name in method.split(","):
+        part, drafter = manifest.methods[name], replace(found, manifest=manifest).drafter(name)
+        costs = CostModel(verify, *((0.0, None) if drafter.cheap else (part.draft_cost, part.first_cost)))
+        gamma = METHODS_OF_PYTHON[name].gamma or max(part.gamma, LEAST_GAMMA)
+        controls.append(Control(drafter, costs, gamma, prior=known_rates(name, part)))
+        most = max(most, gamma)
+    return Adaptive(controls), most
+
+
+def with_costs(folder: Path, made: Path, rng: np.random.Generator) -> dict[str, Any]:
+    """Link a bundle's files in another folder, with other measurements in its manifest -> the manifest."""
+    made.mkdir()
+    for file in folder.iterdir():
+        if file.name != MANIFEST:
+            (made / file.name).symlink_to(file)
+    data: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
+    data["cost"] = {
+        "verify_ms": {str(rows): float(ms) for rows, ms in zip((1, 2, 4, 8), rng.uniform(5, 30, 4), strict=True)}
+    }
+    for name in ("speculative", "self-spec"):
+        rates, confidence = rng.uniform(0.3, 0.95, 4).tolist(), np.sort(rng.uniform(0.2, 1, 8)).tolist()
+        data["methods"][name] |= {
+            "draft_cost": float(rng.uniform(0.02, 0.7)), "first_cost": float(rng.uniform(0.1, 0.7)),
+            "gamma": int(rng.integers(1, 9)),
+            "measured": [{"acceptance": rates, "confidence": confidence, "positions": int(rng.integers(1, 400)),
+                          "text": "t", "text_sha256": "0" * 64}],
+        }  # fmt: skip
+    (made / MANIFEST).write_text(json.dumps(data), "utf-8")
+    return data
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_control_of_a_seeded_text(both: Callable[[str], Both], form: str, method: str, tmp_path: Path) -> None:
+    """A seed decides a text that is sampled by rejection: nothing depends on the clock, so the rounds are the same."""
+    found, lengths, rng = both(form), set[int](), np.random.default_rng(len(method))
+    for number in range(4):
+        data = with_costs(found.folder.path, tmp_path / str(number), rng)
+        with Bundle(tmp_path / str(number)) as bundle, bundle.session() as session:
+            for prompt, _ in random_texts(2, number, found.target.vocab_size):
+                params = SamplingParams(0.8, top_k=30, seed=int(rng.integers(1 << 40)))
+                policy, most = adaptive(found, method, data)
+                options = DecodeOptions(100, most, sampling=replace(params, prompt=len(prompt)))
+                found.target.follow([])
+                theirs = [(one.tokens, one.drafted) for one in decode(found.target, policy, prompt, options)]
+                ours = session.rounds(prompt, settings_of(params, method, 100, fixed=0))
+                assert [(one.tokens, one.drafted) for one in ours] == theirs
+                lengths |= {len(one.drafted) for one in ours}
+    assert len(lengths) > 2
+
+
+def test_a_bundle_that_nobody_prepared_drafts_by_its_planes(both: Callable[[str], Both], tmp_path: Path) -> None:
+    for form in FORMS:
+        found, folder = both(form), tmp_path / form
+        data = with_costs(found.folder.path, folder, np.random.default_rng(1))
+        del data["methods"]["self-spec"], data["draft"], data["methods"]["speculative"]
+        (folder / MANIFEST).write_text(json.dumps(data), "utf-8")
+        with Bundle(folder) as bundle, bundle.session() as session:
+            assert not bundle.facts.has_draft
+            with pytest.raises(Refused, match="plain, ngram"):
+                session.begin([1], settings_of(method="speculative"))
+            if form == "int4":
+                with pytest.raises(Refused, match="plain, ngram"):
+                    session.begin([1], settings_of(method="self-spec"))
+                continue
+            layers = found.target.layers
+            drafter = SelfSpec(found.target, SkipSet.all_high(layers))
+            found.target.follow([])
+            theirs = list(decode(found.target, drafter, [1, 2, 3], DecodeOptions(24, 5)))
+            ours = session.rounds([1, 2, 3], settings_of(method="self-spec", tokens=24, guesses=5))
+            assert [(one.tokens, one.drafted) for one in ours] == [(one.tokens, one.drafted) for one in theirs]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_control_changes_no_text(both: Callable[[str], Both], method: str) -> None:
+    found, drafted = both("int8"), 0
+    with Bundle(found.folder.path) as bundle, bundle.session() as session:
+        for prompt, _ in random_texts(4, 43, found.target.vocab_size):
+            for params in (GREEDY, SAMPLED):
+                text = session.generate(prompt, settings_of(params, method, 60, fixed=0))
+                drafted += session.counts().drafted
+                assert session.counts().dropped == b""
+                assert text == [token for one in found.python(prompt, params, "plain", 1, 60) for token in one.tokens]
+    assert drafted or method == "plain"
 
 
 def test_texts_end_alike(both: Callable[[str], Both]) -> None:
@@ -374,8 +473,10 @@ def test_what_does_not_fit_is_refused(both: Callable[[str], Both], tmp_path: Pat
         ([], {}, "at least one token"),
         ([vocab], {}, "outside the vocabulary"),
         ([-1], {}, "outside the vocabulary"),
-        ([1], {"method": "medusa"}, "expected plain, ngram"),
-        ([1], {"method": "ngram,,plain"}, "expected plain, ngram"),
+        ([1], {"method": "medusa"}, "expected one of this bundle: plain, ngram"),
+        ([1], {"method": "ngram,,plain"}, "expected one of this bundle: plain, ngram"),
+        ([1], {"method": "ngram,plain,ngram"}, "each one once"),
+        ([1], {"method": "speculative", "branch": (8, 9)}, "at most 64 guesses"),
         ([1], {"tokens": -1}, "max_new_tokens"),
         ([1], {"guesses": 65}, "guesses"),
     )

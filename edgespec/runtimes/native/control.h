@@ -1,0 +1,163 @@
+// Draft as many tokens as is fastest, and none where plain decoding is, as edgespec/control: each round verifies the
+// number K of guesses that maximizes
+//
+//     (1 + sum_{i <= K} prod_{j <= i} a_j) / (d(K) + v(rows(K)))          K = 0 is plain decoding: 1
+//
+// with a_j = P(guess j is accepted | all before it were), which is estimated from the rounds.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cost.h"
+
+namespace edgespec {
+
+using Rates = std::vector<double>;  // of positions 1 and on; the last one holds for those after it
+
+// Discounted counts by position: verified guesses, and the accepted ones among them.
+struct Evidence {
+  std::vector<double> tested, accepted;
+
+  bool empty() const { return tested.empty(); }
+  void learn(int right, int tested_now, double keep);
+};
+
+// Discounted sums over rounds: tokens, and time in plain steps.
+struct Pace {
+  double tokens = 0, steps = 0;
+
+  double speed() const { return steps ? tokens / steps : 1; }
+  void add(double more, double time, double keep);
+  Pace with(const Pace& prior, double weight) const;
+};
+
+// Estimates the rates of the first `length` positions: counts, and a prior that counts as `weight` of them.
+Rates posterior(const Rates& prior, double weight, const Evidence& evidence, size_t length);
+
+// How often a guess of a given draft probability is accepted, as edgespec/formulas/confidence.py.
+class Confidence {
+ public:
+  explicit Confidence(const Rates& rates = {}, double mean = 0.8);
+  double chance(double probability) const { return rates_[range(probability)]; }
+  double mean() const { return mean_; }
+  void learn(double probability, bool accepted);
+
+ private:
+  static constexpr std::array<double, 7> kBounds{0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97};
+  static size_t range(double probability);
+
+  std::array<double, kBounds.size() + 1> rates_;
+  std::array<int64_t, kBounds.size() + 1> seen_{};
+  double mean_;
+  int64_t tested_ = 0;
+};
+
+// A record of a method: all texts of a session begin with it, and add to it.
+struct Learned {
+  CostModel cost;
+  std::vector<std::pair<int, Evidence>> evidence;  // by bucket, the oldest first
+  Pace pace;
+  int bucket = 0;  // of the last proposal
+};
+
+// Facts of a drafter that control must know.
+struct DrafterFacts {
+  bool cheap = false;          // proposing costs next to nothing: a proposal is seen before it is decided on
+  bool stops = false;          // it stops drafting where more guesses are not worth it
+  std::map<int, Rates> rates;  // by bucket, where nothing was measured
+};
+
+// Decides how many guesses of one drafter are worth verifying.
+class Control {
+ public:
+  // prior: rates to begin with; empty: assumed.
+  Control(DrafterFacts facts, Learned& learned, int most, Rates prior);
+
+  // Begins a text; reproducible: it uses counts and the given costs, never the clock, and leaves no trace.
+  void begin(bool reproducible);
+  int64_t most() const { return most_; }  // guesses of a round
+
+  // How deep a costly drafter is to guess, 0: not at all; a cheap one is asked in any case.  rows [budget + 1]: of the
+  // pass over a proposal that is cut at each depth.  required: tokens per plain step that it must be predicted to give.
+  int64_t choose(const std::vector<int64_t>& rows, double required);
+  // The fewest tokens that a guess more must be expected to gain, by the depth of those before it.
+  double least_gain(int64_t depth) const;
+  // How deep a cheap drafter's chain is to be verified.
+  int64_t cut(const std::vector<int64_t>& guesses, int bucket, const std::vector<int64_t>& text, int64_t budget);
+  // The predicted speed of a costly drafter's next proposal, at least 1.
+  double promised(const std::vector<int64_t>& rows);
+
+  struct Result {          // of a round
+    bool guessed = false;  // whether the proposal was this drafter's
+    int guesses = 0, depth = 0, bucket = 0, right = 0, tested = 0;
+    bool came = true;       // whether its turn came
+    bool caught_up = true;  // whether drafting took its usual time
+    int rows = 1;
+    double draft_ms = 0, pass_ms = 0;
+  };
+  void told(const Result& round);
+
+ private:
+  struct Bucket {
+    Rates base;
+    bool known = false;
+    double weight = 0;
+    Evidence evidence;
+    Rates rates;  // from both; empty: estimate again
+    Pace pace;
+    int wait = 0, waited = 0, streak = 0;
+    int drafting = -1;  // whether it was drafted when last decided on; -1: never
+  };
+  struct Decision {
+    int64_t length = 0;
+    int bucket = 0;
+    int64_t best = 0;
+    double speed = 0;
+    bool probing = false, promising = false, resting = false, made = false;
+  };
+  struct Unverified {  // guesses to compare with the text as it grows
+    int64_t at;
+    std::vector<int64_t> guesses;
+    int bucket;
+    int64_t right = 0;
+  };
+
+  Decision decide(int bucket, const std::vector<int64_t>& rows);
+  std::pair<int64_t, double> best(Bucket& record, const std::vector<double>& costs);
+  const Rates& rates(Bucket& record);
+  Pace pace(const Bucket& record, const std::vector<double>& costs) const;
+  const std::vector<double>& prices(const std::vector<int64_t>& rows);
+  double steps(int64_t depth, int64_t rows) const { return costs_->d(depth) + costs_->v(rows); }
+  Bucket& bucket(int number);
+  void count(const Decision& decision, const Result& round);
+  void learn(int bucket, int right, int tested);
+  void judge(const std::vector<int64_t>& text);
+  void look(double tokens, double steps);
+
+  DrafterFacts facts_;
+  Learned& learned_;
+  int64_t most_;
+  Rates prior_;
+  bool given_;  // whether the prior is more than an assumption
+  bool reproducible_ = false;
+  Learned own_;  // of a reproducible text
+  Learned* known_ = nullptr;
+  CostModel* costs_ = nullptr;
+  std::vector<std::pair<int, Bucket>> buckets_;
+  int64_t priced_version_ = -1;
+  std::vector<int64_t> priced_rows_;
+  std::vector<double> prices_;
+  int rest_ = 0;  // rounds that are plain without looking
+  double required_ = 1;
+  Decision decision_;
+  std::vector<int64_t> chosen_rows_;  // of the last choice
+  std::vector<Unverified> unverified_;
+  Pace looks_;
+};
+
+}  // namespace edgespec

@@ -1,0 +1,83 @@
+#include "policy.h"
+
+#include <algorithm>
+
+namespace edgespec {
+
+std::vector<Ask> Policy::choose(int64_t budget) {
+  std::vector<Ask> asks;
+  for (Drafter* one : drafters_) asks.push_back({one, budget, {}});
+  return asks;
+}
+
+void Policy::lose(Drafter* drafter) {
+  drafters_.erase(std::remove(drafters_.begin(), drafters_.end(), drafter), drafters_.end());
+}
+
+// ---- adaptive
+// --------------------------------------------------------------------------------------------------------
+
+Control* Adaptive::of(const Drafter* drafter) const {
+  const auto at = std::find(drafters_.begin(), drafters_.end(), drafter);
+  return at == drafters_.end() ? nullptr : controls_[size_t(at - drafters_.begin())];
+}
+
+void Adaptive::begin(bool reproducible) {
+  for (Control* one : controls_) one->begin(reproducible);
+}
+
+std::vector<Ask> Adaptive::choose(int64_t budget) {
+  chosen_ = true;
+  std::vector<Ask> asks;
+  std::vector<std::vector<int64_t>> rows;
+  for (size_t i = 0; i < drafters_.size(); ++i)
+    rows.push_back(drafters_[i]->rows(std::min(budget, controls_[i]->most())));
+  for (size_t i = 0; i < drafters_.size(); ++i) {
+    double required = 1;
+    for (size_t j = i + 1; j < drafters_.size(); ++j) required = std::max(required, controls_[j]->promised(rows[j]));
+    const int64_t length = controls_[i]->choose(rows[i], required);
+    if (!length) continue;
+    asks.push_back({drafters_[i], length, {}});
+    if (drafters_[i]->facts().stops)
+      asks.back().least_gain = [control = controls_[i]](int64_t depth) { return control->least_gain(depth); };
+  }
+  return asks;
+}
+
+void Adaptive::review(const Ask& ask, Proposal& proposal, const std::vector<int64_t>& text) {
+  if (ask.drafter->facts().cheap)
+    proposal.cut(of(ask.drafter)->cut(proposal.tokens, proposal.bucket, text, ask.most), {});
+}
+
+void Adaptive::told(const Outcome& round) {
+  bool came = chosen_;
+  chosen_ = false;
+  for (size_t i = 0; i < drafters_.size(); ++i) {
+    Drafter* drafter = drafters_[i];
+    Control::Result result;
+    result.came = came;
+    result.rows = round.rows;
+    result.pass_ms = round.pass_ms;
+    for (const auto& [asked, ms] : round.asked)
+      if (asked == drafter) result.draft_ms += ms;
+    if (drafter == round.winner) {
+      result.guessed = true;
+      result.guesses = round.proposal.size();
+      result.depth = static_cast<int>(round.proposal.deepest());
+      result.bucket = round.proposal.bucket;
+      result.right = static_cast<int>(round.verdict.path.size());
+      result.tested = round.proposal.tested(round.verdict.path);
+      result.caught_up = drafter->caught_up();
+      came = false;
+    }
+    controls_[i]->told(result);
+  }
+}
+
+void Adaptive::lose(Drafter* drafter) {
+  const auto at = std::find(drafters_.begin(), drafters_.end(), drafter);
+  if (at != drafters_.end()) controls_.erase(controls_.begin() + (at - drafters_.begin()));
+  Policy::lose(drafter);
+}
+
+}  // namespace edgespec
