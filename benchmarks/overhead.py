@@ -53,9 +53,10 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--graph", default="plain", help="plain, or native: what runs")
     arguments = parser.parse_args()
     bundle = Bundle.open(arguments.bundle)
-    model = Model(bundle.path, bundle.manifest.target, "plain", 1)
+    model = Model(bundle.path, bundle.manifest.target, arguments.graph, 1)
     session = TimedSession(model.session)
     model.session = session
     argmax = Timed(RowSampler.choose)

@@ -129,6 +129,7 @@ class NativeRunner(Slot):
         self._head = np.zeros(0, np.uint8)  # states and exact recent keys, [bytes]
         self._ordinary = (at.embed, -1, None, None, True)  # arguments of ``_select``: the whole model
         self._selected: object = None  # its last arguments
+        self._asked: object = None  # of ``_bind_results``, its last arguments
         self._cut = 0  # columns of the LM head that the gates' passes compute, the first ones; 0 = all
         self.reserve(reserve)
 
@@ -343,29 +344,40 @@ class NativeRunner(Slot):
         model = self.model
         if self._turns is not None:
             self._turn(n)
-        self._attach("rows", (scored,), np.int64)[:] = n - 1 if scored == 1 else np.arange(n - scored, n)
-        tapped = model.part.aux_hidden_layers if aux_hidden else ()
-        self._gates[self._at.hidden] = hidden or bool(tapped)
-        if model.part.aux_hidden_layers:
+        taps = bool(model.part.aux_hidden_layers)
+        self._gates[self._at.hidden] = hidden or (aux_hidden and taps)
+        if taps:
             self._gates[self._at.aux_hidden] = aux_hidden
         waiting = self._bind_moves(read)
-        wide, cut = scored * times, self._cut
-        self._control[TOP] = top + COLUMNS * cut
-        logits = model.buffer("logits", (0 if top else wide, cut or columns or self.columns), np.float32)
+        self._control[TOP] = top + COLUMNS * self._cut
+        asked = n, scored, top, hidden, aux_hidden, scored * times, self._cut or columns or self.columns
+        if asked != self._asked:  # else as in the pass before
+            self._results = self._bind_results(*asked)
+            self._asked = asked
+        logits, stream, best, found = self._results
+        model.run_bound(self._io)
+        if waiting:
+            self._moved()
+        return Output(logits, stream, best, aux_hidden=found)
+
+    def _bind_results(
+        self, n: int, scored: int, top: int, hidden: bool, aux_hidden: bool, wide: int, columns: int
+    ) -> tuple[Rows, Rows | None, tuple[Ids, Rows] | None, Rows | None]:
+        """Bind what a pass gives, and which rows are scored -> logits, hidden states, the best, auxiliary ones."""
+        model, size = self.model, self.model.facts.hidden
+        self._bind("rows", model.last_rows(n, scored))
+        tapped = model.part.aux_hidden_layers if aux_hidden else ()
+        logits = model.buffer("logits", (0 if top else wide, columns), np.float32)
         ids = model.buffer("ids", (wide, top), np.int64)
         values = model.buffer("values", (wide, top), np.float32)
-        size = model.facts.hidden
         stream = model.buffer("hidden", (n if hidden or tapped else 0, (1 + len(tapped)) * size), np.float32)
         for name, bound in (("logits", logits), ("ids", ids), ("values", values), ("hidden", stream)):
             if self._bound.get(name) is not bound:
                 self._io.bind_ortvalue_output(name, bound.value)
                 self._bound[name] = bound
-        model.run_bound(self._io)
-        if waiting:
-            self._moved()
         best = (ids.array, values.array) if top else None
         found = stream.array[:, size:] if tapped else None
-        return Output(logits.array, stream.array[:, :size] if hidden else None, best, aux_hidden=found)
+        return logits.array, stream.array[:, :size] if hidden else None, best, found
 
     def _bind_moves(self, read: int) -> int:
         """Bind what comes before the next pass, ``read`` rows of which are part of the text at once -> how much."""

@@ -129,6 +129,7 @@ class Model:
         self.inserted = EmbeddingSpanCache()  # of images, in texts of its slots
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
+        self._last_rows: dict[tuple[int, int], Bound] = {}
 
     def run_bound(self, io: Any) -> None:
         """Run a pass whose inputs and outputs are bound.
@@ -143,6 +144,15 @@ class Model:
                 f"{self.folder / self.graph.file}: ONNX Runtime cannot run this graph: {first_line(error)}",
                 "export the bundle again; if memory ran out, ask for a shorter context",
             ) from error
+
+    def last_rows(self, n: int, count: int) -> Bound:
+        """Return the numbers of the last ``count`` of n rows, int64 [count]; nobody writes there."""
+        key = n, count
+        if key not in self._last_rows:
+            if len(self._last_rows) >= MOST_VIEWS:
+                del self._last_rows[next(iter(self._last_rows))]
+            self._last_rows[key] = Bound(np.arange(n - count, n, dtype=np.int64))
+        return self._last_rows[key]
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Bound:
         """Return a view of shape ``shape`` of the growing buffer ``name``; all shapes share its memory.
