@@ -227,7 +227,7 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
         most = max(one.manifest.target.facts.context for one in found)
         options |= {"context": min(options["context"], most)}
     plan = make_plan(
-        found, _request(options, profile or next((one.profile for one in found if one.profile), None), profile)
+        found, _request(options, profile or next((one.profile for one in found if one.profile), None), profile, found)
     )
     if plot is not None:
         from edgespec.reports.pages import plot_plan
@@ -278,7 +278,9 @@ def _foreign(device: str) -> Profile | None:
     return read_profile(Path(device))
 
 
-def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> PlanRequest:
+def _request(
+    options: dict[str, Any], profile: Profile | None, foreign: Profile | None, found: Sequence[Option]
+) -> PlanRequest:
     from edgespec.errors import InvalidRequest
     from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
     from edgespec.planning.plan import PlanRequest
@@ -306,7 +308,25 @@ def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile 
     bandwidth = None
     if foreign is None and load.device == "cpu":
         bandwidth = read_bandwidth(load.threads or default_threads())
-    return PlanRequest(budget, options["goal"], batch, load, foreign, bandwidth)
+    disk = _disk(found, budget) if foreign is None else None
+    return PlanRequest(budget, options["goal"], batch, load, foreign, bandwidth, disk)
+
+
+def _disk(found: Sequence[Option], budget: int) -> float | None:
+    """Measure how fast experts are read from the disk of a bundle that does not fit; None = all fit, or none exists."""
+    from edgespec.planning.streaming import can_stream, slot_bytes
+    from edgespec.planning.weights import all_expert_bytes
+    from edgespec.runtimes.options import RunOptions
+    from edgespec.runtimes.ort.native_library import native_library
+    from edgespec.runtimes.slots.expert_store import disk_rate
+
+    for one in found:
+        target = one.manifest.target
+        mixed, weights = target.facts.experts, Path(one.name) / target.weights
+        large = mixed is not None and all_expert_bytes(target) > budget // 2
+        if mixed and large and weights.is_file() and native_library().path and can_stream(target, RunOptions()):
+            return disk_rate(weights, slot_bytes(target), mixed.chosen)
+    return None
 
 
 def _show(plan: Plan, everything: bool) -> None:

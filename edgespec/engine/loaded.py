@@ -72,6 +72,7 @@ class LoadedBundle:
         self.eos = frozenset(manifest.tokenizer.eos)
         self.lock = FairLock()  # held while the model is used: buffers are shared by all sessions
         self.memory_budget: MemoryBudget = share.memory_budget if share else MemoryBudget(manifest, run, options.budget)
+        self.memory_budget.choose_expert_cache(options.context)
         self.memory_budget.admit_bundle(options.context)
         model = share_target(share.model, self.strict) if share else self._open_target(graph)
         self._model: Model | None = model  # None: closed
@@ -102,7 +103,8 @@ class LoadedBundle:
         bundle, run, strict = self.bundle, self.run, self.strict
         name = graph or self.operators.graph(bundle.manifest.target, strict)
         precision, kv = self.options.device_precision, self.attention.kv
-        return open_target(bundle, run.device, precision, name, strict, run.threads, kv)
+        cache = self.memory_budget.expert_cache
+        return open_target(bundle, run.device, precision, name, strict, run.threads, kv, cache)
 
     def _open_inputs(self, model: Model) -> Inputs:
         """Make the inputs of requests; images and recordings need native operators."""

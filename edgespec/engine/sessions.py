@@ -260,6 +260,12 @@ class Session:
         return cost
 
     def _verify_costs(self, draft_cost: float | None, first_cost: float | None = None) -> CostModel:
+        mixed = self.target.model.facts.experts
+        if mixed is not None and self.target.streams:
+            # by the bytes that rows read if they choose experts independently, until the clock says otherwise: a pass
+            # over equal rows, as below, would read those of one
+            sizes = (*VERIFY_SIZES, 2 * max(VERIFY_SIZES))
+            return CostModel({rows: mixed.distinct(rows) for rows in sizes}, draft_cost, first_cost)
         saved = None if export_busy(self._manifest.cost) else self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
         cost = CostModel(verify, draft_cost, first_cost)

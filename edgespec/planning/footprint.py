@@ -26,7 +26,7 @@ from edgespec.planning.buffers import (
     stock_scratch,
     working_bytes,
 )
-from edgespec.planning.weights import looked_up, matrix_bytes, needs, stock_weights, weight_parts
+from edgespec.planning.weights import all_expert_bytes, looked_up, matrix_bytes, needs, stock_weights, weight_parts
 from edgespec.runtimes.audio.features import HOP, WINDOW_SAMPLES
 from edgespec.runtimes.files.kv import memory_format
 from edgespec.runtimes.files.manifest import Manifest, ModelPart
@@ -207,12 +207,17 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
     tables += min(weights.angles, min(use.context, part.facts.context) * weights.position)
     if native:
         session, code, scratch = SESSION + int(SESSION_GRAPH * file), 0, native_scratch(part, use, rows, draft)
-        note = f"{part.format}, mapped, as far as it is used"
-        matrices = MemoryPart("weights", file=needs(weights, groups), note=note)
+        note, there = f"{part.format}, mapped, as far as it is used", needs(weights, groups)
+        if use.expert_cache is not None and not draft:
+            streamed = all_expert_bytes(part)
+            there, note = max(0, there - streamed), f"{note}, without experts"
+            stays = f"a cache; all of them, {streamed / 1e9:.2f} GB, stay in the file"
+            layers = [MemoryPart("experts", use.expert_cache, note=stays)]
+        matrices = MemoryPart("weights", file=there, note=note)
         if weights.layer_table:
             stays = f"their rows of {weights.layer_table / 1e9:.2f} GB that stay in the file"
             own = looked_up(weights.layer_table, weights.layer_row, held)
-            layers = [MemoryPart("layer embeddings", file=own, note=stays)]
+            layers.append(MemoryPart("layer embeddings", file=own, note=stays))
     else:
         session, code = STOCK_SESSION + int(STOCK_GRAPH * file), 0 if draft else STOCK_CODE
         stock, scratch = stock_weights(part, weights), stock_scratch(part, use, rows)

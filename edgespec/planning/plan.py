@@ -13,6 +13,7 @@ from edgespec.planning.budget import most_tokens, show_bytes
 from edgespec.planning.footprint import Memory, memory_of
 from edgespec.planning.profiles import Profile
 from edgespec.planning.speed import Speed, speed_of
+from edgespec.planning.streaming import Streaming, cache_for, streaming_of
 from edgespec.planning.traffic import read_bytes
 from edgespec.runtimes.files.formats import FOUR_BITS, SPECS
 from edgespec.runtimes.files.manifest import Manifest, Operators
@@ -23,6 +24,7 @@ from edgespec.runtimes.ort.session import default_threads
 Goal = Literal["chat", "batch", "memory", "quality", "auto"]
 CONTEXT = 4096  # tokens of a plan without a requested context
 LEAST_CONTEXT = 512
+DISK = 10  # times as long as a byte of memory a byte of the disk takes, where neither is known
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one; so with memory
 PRECISION = [str(name) for name in sorted(SPECS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
 # For goal quality, nothing finer than int8 is tried, which loses 1 to 3 % of what int4 does
@@ -54,6 +56,7 @@ class PlanRequest:
     load: LoadOptions = field(default_factory=LoadOptions)
     profile: Profile | None = None  # another device; None = this one
     bandwidth: float | None = None  # bytes that the device reads per second, without a profile; None = not known
+    disk: float | None = None  # bytes per second that its disk gives of experts; None = not known
 
     def operators(self, manifest: Manifest) -> Operators:
         """Those that a bundle is run on there."""
@@ -69,8 +72,16 @@ class PlanRequest:
 
     def memory(self, option: Option, use: RunOptions) -> Memory:
         """Predict the memory of a way to run a bundle."""
+        return memory_of(option.manifest, use, self._process(option))
+
+    def _process(self, option: Option) -> int | None:
         profile = self.profile_of(option)
-        return memory_of(option.manifest, use, profile.process_bytes if profile else None)
+        return profile.process_bytes if profile else None
+
+    def fitted(self, option: Option, use: RunOptions) -> RunOptions:
+        """Stream the experts of a mixture that does not fit as a whole."""
+        cache = cache_for(option.manifest, use, self.budget, self._process(option))
+        return use if cache is None else replace(use, expert_cache=cache)
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,7 @@ class PlannedRun:
     speed: Speed
     fits: bool
     approximates: int = 0
+    disk: float | None = None  # bytes per second that it gives of experts; None = not known
 
     @property
     def format(self) -> str:
@@ -113,7 +125,14 @@ class PlannedRun:
     def rate(self) -> float:
         """Tokens per second, or a proportional figure for an unknown device."""
         read = read_bytes(self.option.manifest.target, self.use.operators)
+        if self.streaming:
+            read += DISK * self.streaming.bytes_per_token
         return self.speed.tokens_per_second or self.speed.gain / read
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """Return what is read from the disk; None = all weights fit."""
+        return streaming_of(self.option.manifest, self.use, self.disk)
 
     @property
     def waits(self) -> bool:
@@ -138,6 +157,7 @@ class PlannedRun:
             "export": None if self.option.export is None else list(self.option.export),
             "memory": self.memory.as_dict(),
             "speed": asdict(self.speed),
+            "streaming": asdict(self.streaming) if self.streaming else None,
         }
 
 
@@ -176,11 +196,12 @@ def _coarser(manifest: Manifest) -> bool:
 
 def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> PlannedRun:
     """Predict the memory and the speed of a way to run a bundle."""
+    use = request.fitted(option, use)
     memory = request.memory(option, use)
-    speed = speed_of(option.manifest, use, request.profile_of(option), request.bandwidth)
+    speed = speed_of(option.manifest, use, request.profile_of(option), request.bandwidth, disk=request.disk)
     coarser = use.attention is not None and request.load.attention is None
     high = option.manifest.target.high_alone and request.load.precision == "full"
-    return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser + 2 * high)
+    return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser + 2 * high, request.disk)
 
 
 def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> int:
@@ -188,7 +209,8 @@ def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> in
     high = option.manifest.target.facts.context
 
     def fits(context: int) -> bool:
-        return request.memory(option, replace(use, context=context)).peak <= request.budget
+        one = request.fitted(option, replace(use, context=context, expert_cache=None))
+        return request.memory(option, one).peak <= request.budget
 
     low = high if fits(high) else most_tokens(fits, high)
     return low if low >= min(LEAST_CONTEXT, high) else 0
@@ -306,6 +328,11 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
     if request.goal in ("auto", "chat", "batch") and any(one.fits and one.rate > pick.rate for one in ranked):
         words = ["as fast as the fastest that fits, as far as a prediction can tell"]
     words += [f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
+    if found := pick.streaming:
+        words.append(
+            f"{show_bytes(found.cache)} of its {show_bytes(found.experts)} of experts in memory, the others are read "
+            f"from the disk: {show_bytes(found.bytes_per_token)} per token, if texts choose them evenly"
+        )
     if pick.use.method == AR:
         words.append("no method was measured to be clearly faster than plain decoding")
     else:

@@ -4,6 +4,8 @@ Plain decoding reads all weights, and the keys and values of every token before,
 
     tokens/s = bandwidth / (weights + depth · keys and values of a token)
 
+Experts that are streamed add the time that the disk takes for those not in memory (``streaming``).
+
 The gain of a method depends on the text, the draft, the kernels and the processor, so it is never computed here.  It is
 what ``edgespec calibrate`` measured with this bundle, else what its export measured, else unknown: ``edgespec bench``
 measures it.
@@ -22,6 +24,7 @@ import numpy as np
 from edgespec.drafters.registry import AR
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
+from edgespec.planning.streaming import streaming_of
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
@@ -53,6 +56,7 @@ def speed_of(
     profile: Profile | None = None,
     bandwidth: float | None = None,
     depth: float | None = None,
+    disk: float | None = None,
 ) -> Speed:
     """Predict how fast a bundle decodes.
 
@@ -62,6 +66,7 @@ def speed_of(
         profile: measurements on the device, with this bundle or another one; one of a busy machine is not used.
         bandwidth: bytes of weights that the device reads per second, if there is not a profile; None = not known.
         depth: tokens before a pass, on average; None = half of the context.
+        disk: bytes per second that it reads of experts, where they are streamed; None = not known.
 
     Raises:
         InvalidRequest: the bundle does not have the method.
@@ -79,6 +84,8 @@ def speed_of(
     target = manifest.target
     read = read_bytes(target, use.operators) + before * kv_token_bytes(target, use.operators, use.attention)
     plain = bandwidth / read * shared / use.batch if bandwidth else None
+    if streaming := streaming_of(manifest, use, disk):
+        plain = 1 / (1 / plain + streaming.seconds) if plain and streaming.seconds is not None else None
     speedup, basis = measured_gain(manifest, use, known)
     fast = plain * (speedup or 1.0) if plain else None
     return Speed(speedup, fast, plain, _prefill(manifest, known), basis)
@@ -88,7 +95,7 @@ def measured_gain(manifest: Manifest, use: RunOptions, profile: Profile | None) 
     """Look up the speed of a method over plain decoding -> (gain, who measured it); of a batch nothing is known."""
     if use.method == AR:
         return 1.0, None
-    if use.batch > 1:
+    if use.batch > 1 or use.expert_cache is not None:  # gains were measured with all weights in memory
         return None, None
     if profile is not None and (trial := profile.trials.get(use.method)):
         there = (profile.operators, profile.device)  # compared first: a hash writes the whole manifest

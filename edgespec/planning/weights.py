@@ -45,6 +45,27 @@ def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
     return size + (4 * n if spec.family == "channels" else 0)
 
 
+def expert_bytes(part: ModelPart) -> int:
+    """Bytes of an expert's three matrices in native operators' layout; 0 = the model is not a mixture."""
+    facts, mixed = part.facts, part.facts.experts
+    if mixed is None:
+        return 0
+    if part.bytes_per_weight is not None:
+        return round(part.bytes_per_weight.layers * 3 * facts.hidden * mixed.inner)
+
+    def size(form: Format) -> int:
+        return 2 * matrix_bytes(form, mixed.inner, facts.hidden) + matrix_bytes(form, facts.hidden, mixed.inner)
+
+    fine = part.int8_fraction or 0.0
+    return round((1 - fine) * size(part.format) + fine * size("int8")) if fine else size(part.format)
+
+
+def all_expert_bytes(part: ModelPart) -> int:
+    """Bytes of all experts of all layers."""
+    mixed = part.facts.experts
+    return 0 if mixed is None else expert_bytes(part) * mixed.count * len(mixed.layers)
+
+
 def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts:
     """Split the size of a weight file by the model's facts; layers are the rest."""
     facts, native, form, head = part.facts, part.layout == "native", part.format, part.head_format or part.format

@@ -26,11 +26,12 @@ def open_target(
     strict: bool,
     threads: int | None,
     kv: KvFormat | None,
+    expert_cache: int | None = None,
 ) -> Model:
     """Open the target of ``bundle``: one of its graphs on the CPU, all on a device; raises the errors of ``load``."""
     if device != "cpu":
         return open_on_device(bundle, device, precision, strict, threads)
-    return Model(bundle.path, bundle.manifest.target, graph, threads, kv, bundle.checked)
+    return Model(bundle.path, bundle.manifest.target, graph, threads, kv, bundle.checked, expert_cache)
 
 
 def share_target(model: Model, strict: bool) -> Model:

@@ -24,7 +24,7 @@ from tests.support.planning import profile
 
 KEYS = ["sources", "seconds", "budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
 CANDIDATE = ["bundle", "method", "format", "precision", "kl", "operators", "attention", "context", "batch",
-             "lossless", "fits", "needs", "export", "memory", "speed"]  # fmt: skip
+             "lossless", "fits", "needs", "export", "memory", "speed", "streaming"]  # fmt: skip
 SPEED = ["speedup", "tokens_per_second", "plain_tokens_per_second", "prefill_tokens_per_second", "basis"]
 
 

@@ -40,7 +40,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
         total = takes(found.target.format, use.method, use.context, use.attention == "int8", use.batch)
         return Memory((MemoryPart("all", private=total),))
 
-    def speed(found: Manifest, use: RunOptions, profile: Profile | None, bandwidth: float | None) -> Speed:
+    def speed(
+        found: Manifest, use: RunOptions, profile: Profile | None, bandwidth: float | None, disk: float | None
+    ) -> Speed:
         plain, gain = RATES[found.target.format], GAINS[use.method]
         return Speed(gain, plain * gain, plain, None, "calibrated")
 

@@ -1,10 +1,12 @@
 // Mixtures of experts: each row is sent to a few experts, and experts without rows are not read.
 //
 // Rows are gathered by expert; an expert's matrices are read once for all its rows.  An expert's output for a row does
-// not depend on other rows, and a row's experts are added up in the order in which the row ranks them.
+// not depend on other rows, and a row's experts are added up in the order in which the row ranks them.  So experts may
+// be computed in any order: where they come from a store (expert_store.h), first those that are in memory.
 #include <algorithm>
 #include <cstring>
 
+#include "expert_store.h"
 #include "pass.h"
 
 namespace edgespec {
@@ -57,14 +59,20 @@ void Pass::gather(const Step& s) {
     for (int j = 0; j < each; ++j) ++sent[expert(r, j)];
   experts_.clear();
   pieces_.clear();
+  for (int id = 0; id < s.times; ++id)
+    if (sent[id]) experts_.push_back({id, 0, sent[id], 0});
+  if (in_.experts) {
+    in_.experts->count(rows, rows * each, static_cast<int>(experts_.size()));
+    std::stable_partition(experts_.begin(), experts_.end(),
+                          [&](const Expert& e) { return in_.experts->holds(s.layer, e.id); });
+  }
   std::vector<int> next(s.times);
-  for (int id = 0, at = 0; id < s.times; ++id) {
-    if (!sent[id]) continue;
-    for (int g = 0; g * kRowGroup < sent[id]; ++g)
-      pieces_.push_back({static_cast<int>(experts_.size()), at + g * kRowGroup, rows_in_group(sent[id], g)});
-    experts_.push_back({id, at, sent[id]});
-    next[id] = at;
-    at += sent[id];
+  int at = 0;
+  for (Expert& e : experts_) {
+    e.piece = static_cast<int>(pieces_.size());
+    for (int g = 0; g * kRowGroup < e.count; ++g) pieces_.push_back({at + g * kRowGroup, rows_in_group(e.count, g)});
+    next[e.id] = e.first = at;
+    at += e.count;
   }
   const size_t slots = size_t(rows) * each;
   slots_.resize(slots);
@@ -91,18 +99,63 @@ void Pass::gather(const Step& s) {
   scratch_.expert_out.get(slots * s.k * 4 + 64);
 }
 
-// Gate and up, what they become for the next matrix, down, and the sum over a row's experts: a phase each.
+// Chooses the experts that are computed next: all of them, or as many as their store holds twice.  Those after them are
+// read in the meantime.
+void Pass::next_experts(const Step& s) {
+  const int all = static_cast<int>(experts_.size());
+  ExpertStore* store = in_.experts;
+  const auto ids = [&](int from, int to) {
+    std::vector<int> found;
+    for (int i = from; i < to; ++i) found.push_back(experts_[i].id);
+    return found;
+  };
+  const int together = store ? store->together() : all, before = mixed_first_;
+  mixed_first_ = mixed_end_;
+  mixed_end_ = std::min(all, mixed_first_ + together);
+  if (!store) return;
+  if (mixed_first_)
+    store->end(s.layer, ids(before, mixed_first_));
+  else
+    store->begin(s.layer, ids(0, mixed_end_));
+  store->begin(s.layer, ids(mixed_end_, std::min(all, mixed_end_ + together)));
+}
+
+// Gate and up, what they become for the next matrix, and down, for some experts after the others; then the sum over a
+// row's experts: a phase each.
 int Pass::open_experts(const Step& s, int members) {
   switch (++mixing_) {
-    case 1: gather(s); return cut(static_cast<int>(experts_.size()) * (s.n / kBlock), members);
+    case 1:
+      if (!mixed_end_) gather(s);
+      next_experts(s);
+      return cut_experts(s.n / kBlock, members);
     case 2:
-      if (!takes_floats(s.kind)) return static_cast<int>(pieces_.size());
+      if (!takes_floats(s.kind))
+        return (mixed_end_ < static_cast<int>(experts_.size()) ? experts_[mixed_end_].piece
+                                                               : static_cast<int>(pieces_.size())) -
+               experts_[mixed_first_].piece;
       ++mixing_;
       [[fallthrough]];
-    case 3: return cut(static_cast<int>(experts_.size()) * tiles_of(s.k), members);
-    case 4: return in_.rows;
-    default: mixing_ = 0; return 0;
+    case 3: return cut_experts(tiles_of(s.k), members);
+    case 4:
+      if (mixed_end_ < static_cast<int>(experts_.size())) {
+        mixing_ = 0;
+        return open_experts(s, members);
+      }
+      if (in_.experts) in_.experts->end_all();
+      return in_.rows;
+    default: mixing_ = mixed_first_ = mixed_end_ = 0; return 0;
   }
+}
+
+// Cuts `units` of each of the present experts into chunks; those that may have to be waited for one after the other.
+int Pass::cut_experts(int units, int members) {
+  const int all = (mixed_end_ - mixed_first_) * units;
+  if (!in_.experts) return cut(all, members);
+  const int step = std::max(1, (units + members - 1) / members);
+  bounds_.assign(1, 0);
+  for (int expert = 0; expert < all; expert += units)
+    for (int unit = 0; unit < units; unit += step) bounds_.push_back(expert + std::min(units, unit + step));
+  return static_cast<int>(bounds_.size()) - 1;
 }
 
 void Pass::experts(const Step& s, int chunk) {
@@ -110,7 +163,7 @@ void Pass::experts(const Step& s, int chunk) {
   float* results = static_cast<float*>(scratch_.expert_out.get(0));
   Act* acts = static_cast<Act*>(scratch_.expert_acts.get(0));
   if (mixing_ == 2) {
-    const Piece& piece = pieces_[chunk];
+    const Piece& piece = pieces_[experts_[mixed_first_].piece + chunk];
     Act* own = acts + size_t(piece.first) * blocks_of(s.n);
     for (int i = 0; i < piece.count; ++i)
       k_.quantize(mid + size_t(piece.first + i) * s.n, s.n, s.kind, own + i, piece.count);
@@ -140,20 +193,27 @@ void Pass::experts(const Step& s, int chunk) {
   };
   alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kRowGroup][kBlock];
   for (int unit = bounds_[chunk]; unit < bounds_[chunk + 1]; ++unit) {
-    const Expert& expert = experts_[unit / units];
+    const Expert& expert = experts_[mixed_first_ + unit / units];
     const int at = unit % units;
+    // tiles of matrix `part` (expert_store.h) of the expert, of which it has `count`
+    const auto tiles_at = [&](int part, int id, int low, size_t count, size_t tile) -> Weights {
+      if (!in_.experts) return tiles(s, id, low, expert.id * count + tile, k);
+      const uint8_t* high = in_.experts->part(s.layer, expert.id, part) + tile * tile_bytes(s.kind, k);
+      if (s.kind != kP8 || s.high_alone(in_.gates)) return high;
+      return {high, in_.experts->part(s.layer, expert.id, part + 3) + tile * low_bytes(k)};
+    };
     for (int part = 0; part * kRowGroup < expert.count; ++part) {
       const int n = rows_in_group(expert.count, part), slot = expert.first + part * kRowGroup;
       const void* act = rows_at(slot);
       if (!first) {
-        k_.linear[s.kind](tiles(s, s.w, s.low, size_t(expert.id) * units + at, k), k, act, n,
+        k_.linear[s.kind](tiles_at(2, s.w, s.low, size_t(units), size_t(at)), k, act, n,
                           results + size_t(slot) * s.k + at * kTile, s.k, kTile);
         continue;
       }
       for (int t = 0; t < 2; ++t) {
-        const size_t tile = size_t(expert.id) * units * 2 + size_t(at) * 2 + t;
-        k_.linear[s.kind](tiles(s, s.gate, s.gatelow, tile, k), k, act, n, &g[0][t * kTile], kBlock, kTile);
-        k_.linear[s.kind](tiles(s, s.up, s.uplow, tile, k), k, act, n, &u[0][t * kTile], kBlock, kTile);
+        const size_t count = size_t(units) * 2, tile = size_t(at) * 2 + t;
+        k_.linear[s.kind](tiles_at(0, s.gate, s.gatelow, count, tile), k, act, n, &g[0][t * kTile], kBlock, kTile);
+        k_.linear[s.kind](tiles_at(1, s.up, s.uplow, count, tile), k, act, n, &u[0][t * kTile], kBlock, kTile);
       }
       k_.glu[s.fn](g[0], u[0], n * kBlock, y[0]);
       for (int i = 0; i < n; ++i) std::memcpy(mid + size_t(slot + i) * s.n + at * kBlock, y[i], kBlock * 4);

@@ -172,6 +172,7 @@ class Weights {
       model_.small.emplace_back();  // graph files align nothing
       void* kept = model_.small.back().get(static_cast<size_t>(bytes) + 64);
       if (bytes) std::memcpy(kept, weight.raw.data, static_cast<size_t>(bytes));
+      model_.places.push_back({{}, 0, bytes});
       return {kept, static_cast<size_t>(bytes)};
     }
     const auto file = weight.where.find("location");
@@ -181,6 +182,7 @@ class Weights {
       throw std::invalid_argument("weight " + weight.name + " does not lie within a file of " +
                                   std::to_string(in.size()) + " bytes");
     if (offset % 4) throw std::invalid_argument("weight " + weight.name + " is not aligned");
+    model_.places.push_back({beside(path_, file->second), offset, bytes});
     return {in.data() + offset, static_cast<size_t>(length)};
   }
 

@@ -10,9 +10,16 @@
 
 namespace edgespec {
 
+// Where a weight is.
+struct Place {
+  std::string file;  // empty: in the graph file
+  uint64_t offset = 0, bytes = 0;
+};
+
 struct ModelFile {
   std::string program;
   std::vector<Tensor> weights;               // of the node's inputs after the fixed ones
+  std::vector<Place> places;                 // of the same
   std::vector<std::unique_ptr<Mapping>> in;  // where they are mapped
   std::vector<Memory> small;                 // those that the graph file holds
 };

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "expert_store.h"
 #include "node.h"
 #include "team.h"
 #include "values.h"
@@ -29,6 +30,7 @@ struct Decoder {
   bool constant = false;  // the weights are initializers: their addresses are needed only once
   std::atomic<bool> asked{false};
   std::vector<Tensor> weights;
+  std::shared_ptr<ExpertStore> experts;  // null: they are in the weights
   std::mutex mutex;
   std::vector<std::unique_ptr<Scratch>> idle;
 
@@ -82,6 +84,8 @@ void run(Decoder& decoder, KernelContext* context) {
   if (in.weights.size() < static_cast<size_t>(program.weights))
     throw std::invalid_argument("edgespec: the program names weight " + std::to_string(program.weights - 1) + " of " +
                                 std::to_string(in.weights.size()));
+  std::unique_lock<std::mutex> reading;
+  if ((in.experts = decoder.experts.get())) reading = std::unique_lock<std::mutex>(in.experts->pass);
   PassOutputs out;
   const NodeShapes shapes = node_shapes(program, in);
   out.logits = static_cast<float*>(output(context, 0, shapes.logits));
@@ -108,6 +112,7 @@ void run(Decoder& decoder, KernelContext* context) {
         context, [](void* user, size_t) { static_cast<Work*>(user)->team.join(); }, kMembers, 0, &work));
     work.team.finish();
   } catch (...) {
+    if (in.experts) in.experts->abandon();
     decoder.give_back(std::move(scratch));
     throw;
   }
@@ -126,6 +131,7 @@ Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noex
     auto decoder = std::make_unique<Decoder>();
     decoder->program = Program::parse(text_attribute(info, "program"));
     decoder->constant = flag_attribute(info, "constant_weights");
+    if (decoder->program.mixtures) decoder->experts = take_pending_store(text_attribute(info, "program"));
     *kernel = decoder.release();
     return nullptr;
   } catch (...) { return current_error(); }

@@ -16,6 +16,8 @@ namespace edgespec {
 constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
 constexpr int kPiece = 1 << 10;   // numbers of a chunk of activate: whole vectors
 
+class ExpertStore;
+
 struct Tensor {
   const void* data = nullptr;
   size_t bytes = 0;
@@ -50,6 +52,7 @@ struct PassInputs {
   int top = 0;      // 0: all logits, else the best `top` of each row
   int columns = 0;  // of an LM head: only the first ones; 0: all
   std::vector<Tensor> weights;
+  ExpertStore* experts = nullptr;  // where those of mixtures come from; null: from the weights
   CodeTables tables;
 };
 
@@ -138,11 +141,11 @@ class Pass {
     int64_t begin, blocks;
   };
 
-  struct Expert {  // and its rows among those that are sent to experts
-    int id, first, count;
+  struct Expert {  // its rows among those that are sent to experts, and the first of its pieces
+    int id, first, count, piece;
   };
   struct Piece {  // a row group of an expert
-    int expert, first, count;
+    int first, count;
   };
   struct Before {  // a token that a short convolution sees: a row of the pass, or -1 and its place
     int64_t row, place;
@@ -214,7 +217,9 @@ class Pass {
   int64_t activate_pieces(const Step& s) const;
   void before(int row, int length, Before* seen) const;
   void gather(const Step& s);
+  void next_experts(const Step& s);
   int open_experts(const Step& s, int members);
+  int cut_experts(int units, int members);
   Sequence sequence(int layer, int first) const;
   bool chain(const Sequence& q) const;
   void order_rows();
@@ -274,6 +279,7 @@ class Pass {
   bool lowered_[kBuffers] = {};  // whether activations have offsets for reading only the high plane
   int mixing_ = 0;               // the phase of a mixture of experts
   std::vector<Expert> experts_;
+  int mixed_first_ = 0, mixed_end_ = 0;  // those that are computed now
   std::vector<Piece> pieces_;
   std::vector<int> slots_;  // [rows, experts of a row]: index of the row among those sent
   Stopwatch watch_;

@@ -87,6 +87,7 @@ Program Program::parse(const std::string& text) {
       if (!routed || routed->op != Op::kRoute || routed->out != step.x || routed->n != step.times ||
           routed->k != step.heads)
         fail(line, "expected its route just before");
+      step.layer = program.mixtures++;
     }
     if (step.op == Op::kHeads) {
       const KvLayers& kept = program.kept;

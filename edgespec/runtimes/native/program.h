@@ -87,6 +87,7 @@ struct Program {
   int inserted = 0;   // width of the input inserted, 0: there is none
   bool axes = false;  // whether rows have three positions
   int vocab = 0;      // columns of the first LM head, the model's own
+  int mixtures = 0;   // steps of experts, which are numbered by `layer`
   int weights = 0;    // inputs that the steps name
   std::vector<Weight> sizes;
   int most_heads = 0;

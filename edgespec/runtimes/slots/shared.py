@@ -20,6 +20,7 @@ from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.repack import usable_graph
 from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import check_threads, default_threads, make_session
+from edgespec.runtimes.slots.expert_store import ExpertStore, unread_expert
 from edgespec.runtimes.slots.inserted import EmbeddingSpanCache
 
 MOST_VIEWS = 128  # of buffers, that are kept
@@ -99,6 +100,7 @@ class Model:
         threads: intra-op threads; None = all processors this process may use.
         kv: how a native graph keeps keys and values; None = float32 in a float32 model, else float16.
         checked: of the bundle that it is of.
+        expert_cache: bytes for experts that are read when a pass needs them; None = they are mapped.
     """
 
     pairs: bool | None = None
@@ -112,6 +114,7 @@ class Model:
         threads: int | None = None,
         kv: KvFormat | None = None,
         checked: Checked | None = None,
+        expert_cache: int | None = None,
     ) -> None:
         check_threads(threads)
         self.folder, self.part, self.facts = folder, part, part.facts
@@ -121,8 +124,14 @@ class Model:
         native = self.graph.operators == "native"
         path = usable_graph(folder, part, self.graph, checked)
         check_graph(path, self.graph.operators)
-        with nullcontext() if native else huge_pages():  # native operators use weights where the file is mapped
-            self.session = make_session(path, self.threads, native)
+        self.experts: ExpertStore | None = None  # None: they are mapped with the other weights
+        if expert_cache is not None:
+            weights = part.weights if part.layout == "native" else part.converted or ""
+            self.experts = ExpertStore(path, path.parent / weights, expert_cache, checked)
+        with self.experts.used() if self.experts else nullcontext() if native else huge_pages():
+            self.session = make_session(
+                path, self.threads, native
+            )  # native operators use weights where they are mapped
         # the last dimension of each input: its size, or a name where it differs from pass to pass
         self.given: dict[str, Any] = {one.name: [0, *one.shape][-1] for one in self.session.get_inputs()}
         self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with
@@ -140,6 +149,8 @@ class Model:
         try:
             self.session.run_with_iobinding(io)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
+            if self.experts is not None and (why := unread_expert(str(error))):
+                raise BundleError(why, "check the disk, and copy the bundle again") from error
             raise BundleError(
                 f"{self.folder / self.graph.file}: ONNX Runtime cannot run this graph: {first_line(error)}",
                 "export the bundle again; if memory ran out, ask for a shorter context",

@@ -42,6 +42,11 @@ class Slot(Target, ABC):
         self._head_size = facts.vocab if self.head_tokens is None else len(self.head_tokens)  # columns of a group
         self._pending: tuple[list[int], list[int] | None] = ([], None)
 
+    @property
+    def streams(self) -> bool:
+        """Whether passes read experts from the disk."""
+        return getattr(self.model, "experts", None) is not None  # a device's model has no such thing
+
     # -- the Target contract ---------------------------------------------------------------------------------------
 
     def follow(self, tokens: Sequence[int]) -> int:

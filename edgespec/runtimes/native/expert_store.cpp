@@ -1,0 +1,440 @@
+#include "expert_store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+
+#include "guarded.h"
+#include "model_file.h"
+#include "visible.h"
+
+#ifndef _WIN32
+#include <sys/mman.h>
+#endif
+
+namespace edgespec {
+namespace {
+
+constexpr double kHalfLife = 64;  // passes; measured on the routes of a trained mixture (benchmarks/streaming.py)
+
+uint8_t* pages(size_t bytes) {
+#ifdef _WIN32
+  (void)bytes;
+  throw std::invalid_argument("edgespec: experts are not streamed on Windows");
+#else
+  void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  madvise(found, bytes, MADV_HUGEPAGE);  // less to pin for a read, less to translate for a pass
+#endif
+  return static_cast<uint8_t*>(found);
+#endif
+}
+
+void give_back(uint8_t* found, size_t bytes) {
+#ifndef _WIN32
+  if (found) munmap(found, bytes);
+#else
+  (void)found, (void)bytes;
+#endif
+}
+
+uint64_t whole(uint64_t size) { return (size + kReadAlign - 1) / kReadAlign * kReadAlign; }
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// The places of a mixture's parts, from those of the weights that its step names.
+ExpertPlace place_of(const Step& s, const std::vector<Place>& weights, std::string& file) {
+  ExpertPlace found;
+  found.count = s.times;
+  const int ids[kExpertParts] = {s.gate, s.up, s.w, s.gatelow, s.uplow, s.low};
+  for (int part = 0; part < kExpertParts; ++part) {
+    if (ids[part] < 0) continue;
+    const Place& place = weights.at(static_cast<size_t>(ids[part]));
+    if (place.file.empty() || (!file.empty() && file != place.file))
+      throw std::invalid_argument("edgespec: experts that are not all in one file of weights");
+    file = place.file;
+    const bool down = part % 3 == 2, low = part >= 3;
+    const int n = down ? s.k : s.n, k = down ? s.n : s.k;
+    ExpertPlace::Part& own = found.parts[part];
+    own.bytes = low ? tiles_of(n) * low_bytes(k) : packed_bytes(s.kind, n, k);
+    own.offset = place.offset;
+    own.stride = own.bytes;
+    if (place.bytes < own.bytes + static_cast<size_t>(s.times - 1) * own.stride)
+      throw std::invalid_argument("edgespec: a matrix of experts that is too short");
+  }
+  return found;
+}
+
+}  // namespace
+
+ExpertStore::ExpertStore(const std::string& graph, size_t cache, bool threads) {
+  const ModelFile model = read_model(graph);
+  program_ = model.program;
+  const Program program = Program::parse(program_);
+  size_t experts = 0;
+  for (const Step& s : program.steps) {
+    if (s.op != Op::kExperts) continue;
+    places_.push_back(place_of(s, model.places, file_));
+    first_.push_back(experts);
+    experts += static_cast<size_t>(s.times);
+  }
+  if (places_.empty()) throw std::invalid_argument("edgespec: this model has no experts to stream");
+  for (size_t expert = 0; expert < experts; ++expert)
+    slot_bytes_ = std::max(slot_bytes_, lay(expert, nullptr, nullptr, nullptr));
+  const size_t most = std::min(cache / slot_bytes_, experts);
+  if (most < 2)
+    throw std::invalid_argument("edgespec: a cache of " + std::to_string(cache) +
+                                " bytes for experts: expected at least " + std::to_string(2 * slot_bytes_));
+  reads_ = AsyncReads::open(file_, threads);
+  where_.assign(experts, -1);
+  used_.assign(experts, -1e300);
+  count_ = static_cast<int>(most);
+  slots_ = std::make_unique<Slot[]>(most);
+  memory_ = pages(most * slot_bytes_);
+}
+
+ExpertStore::~ExpertStore() {
+  reads_.reset();  // nothing is written to the memory any more
+  give_back(memory_, static_cast<size_t>(count_) * slot_bytes_);
+}
+
+int ExpertStore::layer_of(size_t expert) const {
+  return static_cast<int>(std::upper_bound(first_.begin(), first_.end(), expert) - first_.begin()) - 1;
+}
+
+// Lays the parts of an expert out in memory, by whole pages of the file; parts whose pages follow each other are read
+// together.  Returns how many bytes that takes.
+size_t ExpertStore::lay(size_t expert, uint8_t* memory, Slot* slot, std::vector<Read>* reads) const {
+  const int layer = layer_of(expert);
+  const ExpertPlace& place = places_[static_cast<size_t>(layer)];
+  const uint64_t id = expert - first_[static_cast<size_t>(layer)];
+  int order[kExpertParts], count = 0;
+  const auto offset = [&](int part) { return place.parts[part].offset + id * place.parts[part].stride; };
+  for (int part = 0; part < kExpertParts; ++part) {  // in the order of the file
+    if (!place.parts[part].bytes) continue;
+    int at = count++;
+    for (; at && offset(order[at - 1]) > offset(part); --at) order[at] = order[at - 1];
+    order[at] = part;
+  }
+  size_t used = 0;
+  for (int i = 0; i < count;) {
+    const uint64_t begin = offset(order[i]) / kReadAlign * kReadAlign;
+    uint64_t end = begin;
+    for (; i < count && (end == begin || offset(order[i]) <= whole(end)); ++i) {
+      end = std::max<uint64_t>(end, offset(order[i]) + place.parts[order[i]].bytes);
+      if (slot) slot->parts[order[i]] = memory + used + (offset(order[i]) - begin);
+    }
+    const size_t bytes = whole(end - begin);
+    if (reads) reads->push_back({begin, memory + used, bytes, static_cast<size_t>(end - begin), 0});
+    used += bytes;
+  }
+  return used;
+}
+
+uint64_t ExpertStore::expert_bytes() const {
+  uint64_t found = 0;
+  for (const ExpertPlace& place : places_)
+    for (const ExpertPlace::Part& part : place.parts) found += part.bytes * static_cast<uint64_t>(place.count);
+  return found;
+}
+
+std::string ExpertStore::name(size_t expert) const {
+  const int layer = layer_of(expert);
+  return "edgespec: " + file_ + ": expert " + std::to_string(expert - first_[static_cast<size_t>(layer)]) +
+         " of mixture " + std::to_string(layer);
+}
+
+// ---- the cache -----------------------------------------------------------------------------------------------------
+
+void ExpertStore::use(size_t expert) {
+  const double now = turn_ / kHalfLife;
+  used_[expert] = now + std::log2(1 + std::exp2(std::max(used_[expert] - now, -1000.0)));
+}
+
+// A slot that may be given to another expert.
+int ExpertStore::victim() {
+  for (;;) {
+    int best = -1;
+    for (int i = 0; i < count_; ++i) {
+      const Slot& slot = slots_[i];
+      const int state = slot.state.load(std::memory_order_acquire);
+      if (slot.pins || state == kReading) continue;
+      if (state == kEmpty || state == kFailed) return i;
+      if (best < 0 || used_[static_cast<size_t>(slot.expert)] < used_[static_cast<size_t>(slots_[best].expert)])
+        best = i;
+    }
+    if (best >= 0) return best;
+    const std::lock_guard<std::mutex> lock(reading_);
+    if (!reads_->going()) throw std::runtime_error("edgespec: more experts at once than their cache holds");
+    collect(true);
+  }
+}
+
+void ExpertStore::read(int number, size_t expert) {
+  Slot& slot = slots_[number];
+  if (slot.expert >= 0) where_[static_cast<size_t>(slot.expert)] = -1;
+  slot.expert = static_cast<int>(expert);
+  where_[expert] = number;
+  slot.failure.clear();
+  std::vector<Read> wanted;
+  lay(expert, memory_ + static_cast<size_t>(number) * slot_bytes_, &slot, &wanted);
+  slot.reads = static_cast<int>(wanted.size());
+  slot.state.store(kReading, std::memory_order_release);
+  const std::lock_guard<std::mutex> lock(reading_);
+  for (Read& one : wanted) {
+    one.owner = number;
+    reads_->start(one);
+    counts_.bytes += static_cast<double>(one.bytes);
+  }
+}
+
+void ExpertStore::collect(bool wait) {
+  ended_.clear();
+  reads_->collect(wait, ended_);
+  for (Ended& one : ended_) {
+    Slot& slot = slots_[one.owner];
+    if (!one.failure.empty()) slot.failure = std::move(one.failure);
+    if (--slot.reads == 0) slot.state.store(slot.failure.empty() ? kRead : kFailed, std::memory_order_release);
+  }
+}
+
+void ExpertStore::begin(int layer, const std::vector<int>& ids) {
+  if (!layer) ++turn_;
+  {
+    const std::lock_guard<std::mutex> lock(reading_);
+    collect(false);
+  }
+  for (const int id : ids) {  // before any slot is given away
+    const int number = where_[at(layer, id)];
+    use(at(layer, id));
+    if (number >= 0) ++slots_[number].pins;
+  }
+  for (const int id : ids) {
+    int number = where_[at(layer, id)];
+    const bool there = number >= 0;
+    if (there && slots_[number].state.load(std::memory_order_acquire) != kFailed) {
+      ++counts_.hits;
+      continue;
+    }
+    if (!there) {
+      number = victim();
+      ++slots_[number].pins;
+    }
+    read(number, at(layer, id));
+  }
+}
+
+void ExpertStore::end(int layer, const std::vector<int>& ids) {
+  for (const int id : ids)
+    if (const int number = where_[at(layer, id)]; number >= 0 && slots_[number].pins) --slots_[number].pins;
+}
+
+void ExpertStore::end_all() {
+  for (int i = 0; i < count_; ++i) slots_[i].pins = 0;
+}
+
+void ExpertStore::abandon() {
+  {
+    const std::lock_guard<std::mutex> lock(reading_);
+    while (reads_->going()) collect(true);
+  }
+  end_all();
+  for (int i = 0; i < count_; ++i) {
+    Slot& slot = slots_[i];
+    if (slot.state.load(std::memory_order_acquire) == kReady || slot.expert < 0) continue;
+    where_[static_cast<size_t>(slot.expert)] = -1;
+    slot.expert = -1;
+    slot.state.store(kEmpty, std::memory_order_release);
+  }
+}
+
+const uint8_t* ExpertStore::part(int layer, int id, int part) {
+  const int number = where_[at(layer, id)];
+  Slot& slot = slots_[number];
+  for (;;) {
+    switch (slot.state.load(std::memory_order_acquire)) {
+      case kReady: return slot.parts[part];
+      case kFailed: throw std::runtime_error(name(slot.expert) + ": " + slot.failure);
+      case kRead: {
+        int expected = kRead;
+        if (slot.state.compare_exchange_strong(expected, kChecking, std::memory_order_acq_rel)) check(slot);
+        break;
+      }
+      case kChecking: std::this_thread::yield(); break;
+      default: {
+        const double from = seconds();
+        const std::lock_guard<std::mutex> lock(reading_);
+        if (slot.state.load(std::memory_order_acquire) == kReading) collect(true);
+        counts_.waited += seconds() - from;
+      }
+    }
+  }
+}
+
+// ---- checksums -----------------------------------------------------------------------------------------------------
+
+uint64_t ExpertStore::checksum(const uint8_t* data, size_t bytes, uint64_t from) {
+  // each word is added to one of four lanes and multiplied by an odd number: both can be undone, so no change of one
+  // word is lost
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
+  uint64_t lanes[4] = {from, from + 1, from + 2, from + 3};
+  size_t at = 0;
+  for (; at + 32 <= bytes; at += 32)
+    for (int i = 0; i < 4; ++i) {
+      uint64_t word;
+      std::memcpy(&word, data + at + 8 * i, 8);
+      lanes[i] = (lanes[i] ^ word) * kOdd;
+    }
+  for (; at < bytes; ++at) lanes[at % 4] = (lanes[at % 4] ^ data[at]) * kOdd;
+  uint64_t sum = bytes;
+  for (const uint64_t lane : lanes) sum = (sum ^ lane ^ lane >> 29) * kOdd;
+  return sum ^ sum >> 32;
+}
+
+uint64_t ExpertStore::checksum_of(const Slot& slot) const {
+  const ExpertPlace& place = places_[static_cast<size_t>(layer_of(static_cast<size_t>(slot.expert)))];
+  uint64_t sum = static_cast<uint64_t>(slot.expert);
+  for (int part = 0; part < kExpertParts; ++part)
+    if (place.parts[part].bytes) sum = checksum(slot.parts[part], place.parts[part].bytes, sum);
+  return sum;
+}
+
+void ExpertStore::check(Slot& slot) const {
+  const size_t expert = static_cast<size_t>(slot.expert);
+  if (!checksums_.empty() && checksum_of(slot) != checksums_[expert]) {
+    slot.failure = "its bytes are not those that were checked when the model was opened";
+    slot.state.store(kFailed, std::memory_order_release);
+    return;
+  }
+  slot.state.store(kReady, std::memory_order_release);
+}
+
+std::vector<uint64_t> ExpertStore::checksums() {
+  std::vector<uint64_t> found;
+  const size_t window = std::min<size_t>(8, static_cast<size_t>(count_));
+  const auto one = [this](size_t expert) {
+    const int layer = layer_of(expert);
+    return std::make_pair(layer, std::vector<int>{static_cast<int>(expert - first_[static_cast<size_t>(layer)])});
+  };
+  for (size_t next = 0; found.size() < where_.size();) {
+    for (; next < std::min(where_.size(), found.size() + window); ++next) {
+      const auto [layer, id] = one(next);
+      begin(layer, id);
+    }
+    const auto [layer, id] = one(found.size());
+    part(layer, id[0], 0);
+    found.push_back(checksum_of(slots_[where_[found.size()]]));
+    end(layer, id);
+  }
+  forget_counts();
+  std::fill(used_.begin(), used_.end(), -1e300);
+  return found;
+}
+
+// ---- counts --------------------------------------------------------------------------------------------------------
+
+void ExpertStore::count(int rows, int sent, int distinct) {
+  for (ExpertCounts* counts : {&counts_, &by_rows_[std::min(rows, kMostRows)]}) {
+    ++counts->passes;
+    counts->sent += sent;
+    counts->distinct += distinct;
+  }
+}
+
+void ExpertStore::forget_counts() {
+  counts_ = {};
+  for (ExpertCounts& one : by_rows_) one = {};
+}
+
+// ---- the disk ------------------------------------------------------------------------------------------------------
+
+double disk_rate(const std::string& path, size_t piece, int together, double limit, bool threads) {
+  const std::unique_ptr<AsyncReads> reads = AsyncReads::open(path, threads);
+  const uint64_t pieces = reads->size() / (piece = whole(std::max<size_t>(piece, 1)));
+  if (!pieces || together < 1) throw std::invalid_argument("edgespec: a file that is too short to measure its disk");
+  const size_t bytes = piece * static_cast<size_t>(together);
+  const std::unique_ptr<uint8_t, std::function<void(uint8_t*)>> memory(
+      pages(bytes), [&](uint8_t* found) { give_back(found, bytes); });
+  std::vector<Ended> ended;
+  uint64_t at = 0, turns = 0;
+  const double from = seconds();
+  do {
+    for (int i = 0; i < together; ++i) {
+      at = (at + pieces * 5 / 8 + 1) % pieces;  // far from the one before
+      reads->start({at * piece, memory.get() + static_cast<size_t>(i) * piece, piece, piece, i});
+    }
+    for (ended.clear(); reads->going();) reads->collect(true, ended);
+    for (const Ended& one : ended)
+      if (!one.failure.empty()) throw std::runtime_error("edgespec: " + path + ": " + one.failure);
+    ++turns;
+  } while (seconds() - from < limit);
+  return static_cast<double>(turns * bytes) / (seconds() - from);
+}
+
+// ---- for sessions of ONNX Runtime ----------------------------------------------------------------------------------
+
+namespace {
+thread_local std::shared_ptr<ExpertStore> pending;
+}
+
+std::shared_ptr<ExpertStore> take_pending_store(const std::string& program) {
+  if (!pending || pending->program() != program) return nullptr;
+  return std::move(pending);
+}
+
+}  // namespace edgespec
+
+using edgespec::answered;
+using edgespec::ExpertStore;
+using Handle = std::shared_ptr<ExpertStore>;
+
+EDGESPEC_EXPORT void* edgespec_experts_open(const char* graph, uint64_t cache, int threads) {
+  Handle* made = nullptr;
+  edgespec::guarded([&] { made = new Handle(std::make_shared<ExpertStore>(graph, size_t(cache), threads != 0)); });
+  return made;
+}
+EDGESPEC_EXPORT void edgespec_experts_close(void* store) { delete static_cast<Handle*>(store); }
+// Gives the store to the next session that this thread opens; null takes it back.  Returns whether one was left.
+EDGESPEC_EXPORT int edgespec_experts_use(void* store) {
+  const bool left = edgespec::pending != nullptr;
+  edgespec::pending = store ? *static_cast<Handle*>(store) : nullptr;
+  return left;
+}
+// Experts, slots, bytes of a slot, bytes of all experts.
+EDGESPEC_EXPORT void edgespec_experts_sizes(void* store, uint64_t* sizes) {
+  const ExpertStore& own = **static_cast<Handle*>(store);
+  sizes[0] = own.experts();
+  sizes[1] = own.slots();
+  sizes[2] = own.slot_bytes();
+  sizes[3] = own.expert_bytes();
+}
+EDGESPEC_EXPORT const char* edgespec_experts_reads(void* store) { return (*static_cast<Handle*>(store))->reads(); }
+// Reads all experts for their checksums -> 0, or below 0: it failed.
+EDGESPEC_EXPORT int64_t edgespec_experts_checksums(void* store, uint64_t* sums) {
+  return answered([&] {
+    const std::vector<uint64_t> found = (*static_cast<Handle*>(store))->checksums();
+    std::copy(found.begin(), found.end(), sums);
+    return int64_t(0);
+  });
+}
+EDGESPEC_EXPORT void edgespec_experts_expect(void* store, const uint64_t* sums) {
+  (*static_cast<Handle*>(store))->expect(sums);
+}
+// Counts of passes of that many rows (0: of all): passes, sent, distinct, hits, bytes, seconds waited.
+EDGESPEC_EXPORT void edgespec_experts_counts(void* store, int rows, double* counts) {
+  const edgespec::ExpertCounts found = (*static_cast<Handle*>(store))->counts(rows);
+  const double all[] = {found.passes, found.sent, found.distinct, found.hits, found.bytes, found.waited};
+  std::copy(std::begin(all), std::end(all), counts);
+}
+EDGESPEC_EXPORT void edgespec_experts_forget_counts(void* store) { (*static_cast<Handle*>(store))->forget_counts(); }
+// Bytes per second that the disk of a file gives, for `together` pieces at once; below 0: it failed.
+EDGESPEC_EXPORT double edgespec_disk_rate(const char* path, uint64_t piece, int together, double limit, int threads) {
+  double rate = -1;
+  edgespec::guarded([&] { rate = edgespec::disk_rate(path, size_t(piece), together, limit, threads != 0); });
+  return rate;
+}

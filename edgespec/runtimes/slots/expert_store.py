@@ -1,0 +1,208 @@
+"""Experts of a mixture that are read from the weight file when a pass needs them (native/expert_store.h).
+
+A model with a store needs memory for its other weights and for a cache of experts.  The text is the same: what is read
+is compared with checksums, which were taken when the file had its SHA-256.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import BundleError
+from edgespec.runtimes.files.checked import Checked, records
+from edgespec.runtimes.files.sealed import read_sealed, write_sealed
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.handles import ADDRESS, HANDLE, NUMBER
+
+READS = "EDGESPEC_READS"  # `threads`: never io_uring
+MOST_ROWS = 16  # of passes that are counted by their rows
+
+
+@dataclass(frozen=True)
+class ExpertCounts:
+    """Counts of the experts that passes needed and read."""
+
+    passes: int  # layers with experts, times passes
+    sent: int  # rows times the experts of a row
+    distinct: int  # experts that those were, by pass and layer
+    hits: int  # of those, in the cache
+    bytes: int  # that were read
+    waited: float  # seconds that threads waited for reads
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the experts that were in the cache; 1 where none were needed."""
+        return self.hits / self.distinct if self.distinct else 1.0
+
+
+def unread_expert(message: str) -> str:
+    """Return the part of a pass's error that names an expert and why it was not read; "" = it is another error."""
+    found = re.search(r"edgespec: (.*: expert \d+ of mixture \d+: .*)", message)
+    return found[1] if found else ""
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = native_library().path
+    assert path is not None  # without it no model has native operators
+    library = ctypes.CDLL(str(path))
+    signatures: dict[str, tuple[Any, ...]] = {
+        "open": (HANDLE, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int),
+        "close": (None, HANDLE),
+        "use": (ctypes.c_int, HANDLE),
+        "sizes": (None, HANDLE, ADDRESS),
+        "reads": (ctypes.c_char_p, HANDLE),
+        "checksums": (NUMBER, HANDLE, ADDRESS),
+        "expect": (None, HANDLE, ADDRESS),
+        "counts": (None, HANDLE, ctypes.c_int, ADDRESS),
+        "forget_counts": (None, HANDLE),
+    }
+    for name, (result, *types) in signatures.items():
+        function = getattr(library, f"edgespec_experts_{name}")
+        function.restype, function.argtypes = result, types
+    library.edgespec_disk_rate.restype = ctypes.c_double
+    library.edgespec_disk_rate.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.c_int,
+        ctypes.c_double,
+        ctypes.c_int,
+    ]
+    library.edgespec_error.restype = ctypes.c_char_p
+    return library
+
+
+def disk_rate(file: Path, piece: int, together: int, seconds: float = 0.4) -> float:
+    """Measure the bytes per second at which pieces of a file are read past the page cache.
+
+    Args:
+        file: on the disk.
+        piece: bytes of a read.
+        together: reads at once.
+        seconds: how long.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+    library = _library()
+    rate = library.edgespec_disk_rate(os.fsencode(file), piece, together, seconds, os.environ.get(READS) == "threads")
+    if rate < 0:
+        why = library.edgespec_error().decode(errors="replace").removeprefix("edgespec: ")
+        raise BundleError(f"{file}: the speed of its disk cannot be measured: {why}", "check the disk")
+    return float(rate)
+
+
+class ExpertStore:
+    """The experts of one graph of native operators.
+
+    Args:
+        graph: its file.
+        weights: the file of its weights, in the same folder.
+        size: bytes of the cache.
+        checked: digests of the bundle's files; experts are not compared where it compares nothing.
+
+    Attributes:
+        experts: number of experts of all layers.
+        slots: experts that the cache holds.
+        slot_bytes: bytes of each in the cache.
+        expert_bytes: bytes of all experts.
+        reads: how they are read, ``io_uring`` or ``threads``.
+
+    Raises:
+        BundleError: the graph has no experts, the cache is too small for two, or a read failed.
+    """
+
+    def __init__(self, graph: Path, weights: Path, size: int, checked: Checked | None = None) -> None:
+        self._library, self._graph = _library(), graph
+        threads = os.environ.get(READS) == "threads"
+        self._handle = self._library.edgespec_experts_open(os.fsencode(graph), size, threads)
+        if self._handle is None:
+            raise self._error()
+        sizes = np.zeros(4, np.uint64)
+        self._library.edgespec_experts_sizes(self._handle, sizes.ctypes.data)
+        self.experts, self.slots, self.slot_bytes, self.expert_bytes = map(int, sizes)
+        self.reads: str = self._library.edgespec_experts_reads(self._handle).decode()
+        if checked is not None and checked.wanted:
+            self._expect(weights, checked)
+
+    def _error(self) -> BundleError:
+        why = self._library.edgespec_error().decode(errors="replace").removeprefix("edgespec: ")
+        return BundleError(f"{self._graph}: its experts cannot be streamed: {why}", "copy the bundle again")
+
+    def _expect(self, weights: Path, checked: Checked) -> None:
+        """Find the checksums of all experts, recorded or computed now, and compare what is read with them."""
+        digests = [checked.digest(path) for path in (self._graph, weights)]
+        name = hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
+        path, purpose = records() / f"{name}.json", f"checksums of experts {name}"
+        sums: NDArray[np.uint64] | None = None
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            sums = np.array([int(one, 16) for one in read_sealed(path, purpose)["experts"]], np.uint64)
+        if sums is None or len(sums) != self.experts:
+            sums = np.zeros(self.experts, np.uint64)
+            if self._library.edgespec_experts_checksums(self._handle, sums.ctypes.data) < 0:
+                raise self._error()
+            with suppress(OSError):
+                write_sealed(path, purpose, {"experts": [f"{int(one):x}" for one in sums]})
+        self._library.edgespec_experts_expect(self._handle, sums.ctypes.data)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the session of the graph that is opened inside, by this thread, read its experts here.
+
+        Raises:
+            BundleError: no session took it.
+        """
+        self._library.edgespec_experts_use(self._handle)
+        try:
+            yield
+        finally:
+            left = self._library.edgespec_experts_use(None)
+        if left:
+            raise BundleError(f"{self._graph}: its session does not read experts from a store", "export it again")
+
+    def counts(self, rows: int = 0) -> ExpertCounts:
+        """Count what passes of ``rows`` rows read, 0 = all; hits, bytes and waiting only of all."""
+        found = np.zeros(6, np.float64)
+        self._library.edgespec_experts_counts(self._handle, min(rows, MOST_ROWS), found.ctypes.data)
+        passes, sent, distinct, hits, read = map(int, found[:5])
+        return ExpertCounts(passes, sent, distinct, hits, read, float(found[5]))
+
+    def distinct_by_rows(self) -> dict[int, float]:
+        """Mean of distinct experts in a layer of a pass, by the pass's rows; the last entry is of all larger passes."""
+        counts = {rows: self.counts(rows) for rows in range(1, MOST_ROWS + 1)}
+        return {rows: one.distinct / one.passes for rows, one in counts.items() if one.passes}
+
+    def words(self) -> str:
+        """Say what was read since the model was loaded."""
+        counts, by_rows = self.counts(), self.distinct_by_rows()
+        rows = ", ".join(f"{mean:.1f} for {rows}" for rows, mean in by_rows.items())
+        return (
+            f"experts since loading: {counts.hit_rate:.0%} of those needed were in the cache, {counts.bytes / 1e6:.1f} "
+            f"MB were read by {self.reads}; different ones in a layer, by rows of a pass: {rows}"
+        )
+
+    def forget_counts(self) -> None:
+        """Begin to count again."""
+        self._library.edgespec_experts_forget_counts(self._handle)
+
+    def close(self) -> None:
+        """Free the cache once no session uses it."""
+        if self._handle is not None:
+            self._library.edgespec_experts_close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()

@@ -1,0 +1,222 @@
+"""A mixture larger than its budget: experts are read when passes need them, and the text is the resident one's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import edgespec
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.errors import BudgetError, BundleError
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import export_model
+from edgespec.planning.footprint import memory_of
+from edgespec.planning.streaming import cache_for, least_cache
+from edgespec.planning.weights import all_expert_bytes
+from edgespec.runtimes.files.manifest import Manifest, read_manifest
+from edgespec.runtimes.options import RunOptions
+from edgespec.runtimes.slots.expert_store import READS, ExpertStore
+
+pytestmark = [
+    pytest.mark.usefixtures("native"),
+    pytest.mark.skipif(sys.platform == "win32", reason="experts are mapped on Windows"),
+]
+
+SHAPE: dict[str, Any] = {
+    "model_type": "qwen3_moe", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 128,
+    "moe_intermediate_size": 96, "num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "norm_topk_prob": True, "tie_word_embeddings": True, "hidden_act": "silu", "max_position_embeddings": 1024,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+LARGE = SHAPE | {"hidden_size": 384, "moe_intermediate_size": 384}
+TOKENIZER = Path(edgespec.__file__).parent / "builtin" / "shakespeare"
+PROMPTS = [[5, 9, 11, 300, 7, 5, 9, 11], list(range(40, 140))]
+CONTEXT = 256
+
+
+def write_mixture(folder: Path, config: dict[str, Any]) -> None:
+    """Write a random checkpoint."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    hidden, inner, head = config["hidden_size"], config["moe_intermediate_size"], config["head_dim"]
+    rows, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (config["vocab_size"], hidden), "norm": (hidden,)}
+    for layer in range(config["num_hidden_layers"]):
+        own = {"q_proj": (rows, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, rows),
+               "q_norm": (head,), "k_norm": (head,)}  # fmt: skip
+        shapes |= {f"layers.{layer}.self_attn.{name}": shape for name, shape in own.items()}
+        shapes |= {f"layers.{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+        shapes[f"layers.{layer}.mlp.gate"] = config["num_experts"], hidden
+        for expert in range(config["num_experts"]):
+            at = f"layers.{layer}.mlp.experts.{expert}"
+            shapes |= {f"{at}.gate_proj": (inner, hidden), f"{at}.up_proj": (inner, hidden)}
+            shapes[f"{at}.down_proj"] = hidden, inner
+    draw = np.random.default_rng(0)
+    tensors = {
+        f"model.{name}.weight": (draw.standard_normal(shape, np.float32) * 0.05 + (len(shape) == 1)).astype(np.float16)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TOKENIZER / name, folder / name)
+
+
+def exported(folder: Path, shape: dict[str, Any], form: Any, methods: list[str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_mixture(folder / "model", shape)
+    draft = str(folder / "model") if "speculative" in methods else None
+    options = ExportOptions(
+        str(folder / "model"), folder / "bundle", methods, form, draft=draft, quick=True, threads=1, context=512
+    )
+    export_model(options, golden=False)
+    return Path(options.output)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Format -> a bundle of a small mixture with every kind of draft."""
+    found: dict[str, Path] = {}
+
+    def get(form: str) -> Path:
+        if form not in found:
+            methods = ["ngram", "speculative", *(["self-spec"] if form == "int8" else [])]
+            found[form] = exported(tmp_path_factory.mktemp(form), SHAPE, form, methods)
+        return found[form]
+
+    return get
+
+
+def budget_of(manifest: Manifest, share: float) -> int:
+    """Bytes with which this share of the experts is in the cache."""
+    use = RunOptions(context=CONTEXT, threads=2, chunk=16)
+    rest = memory_of(manifest, replace(use, expert_cache=0)).peak
+    return rest + int(share * all_expert_bytes(manifest.target))
+
+
+def streamed(bundle: Path, share: float, **options: Any) -> Engine:
+    engine = load(bundle, threads=2, context=CONTEXT, budget=budget_of(read_manifest(bundle), share), **options)
+    store_of(engine)
+    return engine
+
+
+def store_of(engine: Engine) -> ExpertStore:
+    store = engine.model.experts
+    assert isinstance(store, ExpertStore)
+    return store
+
+
+def texts(engine: Engine, method: str) -> list[list[int]]:
+    settings = Settings(method=method, max_new_tokens=24, ignore_eos=True, adaptive=False)
+    return [engine.generate(prompt, settings).tokens for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "fp32"])
+def test_the_text_is_the_resident_one_with_every_method(bundles: Callable[[str], Path], form: str) -> None:
+    bundle = bundles(form)
+    with load(bundle, threads=2, context=CONTEXT) as resident, streamed(bundle, 0.3) as engine:
+        assert resident.model.experts is None
+        expected = texts(resident, "ar")
+        for method in read_manifest(bundle).methods:
+            assert texts(engine, method) == expected, method
+        counts = store_of(engine).counts()
+        assert 0 < counts.hit_rate < 1
+        assert counts.bytes > 0
+
+
+def test_an_unread_expert_is_an_error_and_later_texts_are_right(
+    bundles: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundles("int4")
+    data = bundle / read_manifest(bundle).target.weights
+    whole = data.read_bytes()
+    with streamed(bundle, 0.2) as engine:
+        expected = texts(engine, "ar")
+        places = range(len(whole) // 8, len(whole), 997)  # some byte of every expert
+        spoilt = bytearray(whole)
+        for at in places:
+            spoilt[at] ^= 32
+        with data.open("r+b") as file:
+            file.write(spoilt)
+        with pytest.raises(BundleError, match=r"expert \d+ of mixture \d+: its bytes") as caught:
+            texts(engine, "ar")
+        assert "check the disk" in str(caught.value)
+        with data.open("r+b") as file:
+            file.write(whole)
+        assert texts(engine, "ar") == expected
+
+
+def test_a_budget_that_holds_all_experts_maps_them(bundles: Callable[[str], Path]) -> None:
+    bundle = bundles("int4")
+    with load(bundle, threads=2, context=CONTEXT, budget=2 * budget_of(read_manifest(bundle), 1.2)) as engine:
+        assert engine.model.experts is None
+
+
+def test_a_budget_below_the_least_is_refused(bundles: Callable[[str], Path]) -> None:
+    bundle = bundles("int4")
+    manifest = read_manifest(bundle)
+    with pytest.raises(BudgetError, match="needs at least"):
+        load(bundle, threads=2, context=CONTEXT, budget=budget_of(manifest, 0) - (1 << 20))
+
+
+def test_the_cache_takes_what_the_budget_leaves(bundles: Callable[[str], Path]) -> None:
+    manifest = read_manifest(bundles("int4"))
+    use = RunOptions(context=CONTEXT, threads=2)
+    whole = memory_of(manifest, use).peak
+    assert cache_for(manifest, use, whole) is None
+    small, large = (cache_for(manifest, use, whole - less) for less in (1 << 20, 1 << 18))
+    assert small is not None
+    assert large is not None
+    assert least_cache(manifest.target) <= small < large
+    assert memory_of(manifest, replace(use, expert_cache=large)).peak <= whole
+
+
+CHILD = """
+import json, sys
+import edgespec
+from edgespec.decoding.settings import Settings
+from edgespec.runtimes.process import one_arena, peak_bytes
+one_arena()
+engine = edgespec.load(sys.argv[1], threads=2, context=256, budget=int(sys.argv[2]), check=False)
+settings = Settings(method="ar", max_new_tokens=48, ignore_eos=True)
+result = engine.generate(list(range(40, 160)), settings)
+counts = engine.model.experts.counts()
+print(json.dumps({"peak": peak_bytes(), "bytes": counts.bytes, "tokens": result.tokens}))
+"""
+
+
+def test_the_budget_holds_in_resident_memory(tmp_path: Path) -> None:
+    bundle = exported(tmp_path, LARGE, "int8", ["ngram"])
+    manifest = read_manifest(bundle)
+    experts = all_expert_bytes(manifest.target)
+    assert experts > 50 << 20
+    budget = budget_of(manifest, 0.2)
+    done = subprocess.run([sys.executable, "-c", CHILD, bundle, str(budget)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["peak"] <= budget
+    assert found["bytes"] > experts  # of which most were read more than once
+
+
+@pytest.mark.parametrize("way", ["threads", "io_uring"] if sys.platform == "linux" else ["threads"])
+def test_requests_together_share_the_cache(
+    bundles: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setenv(READS, way)
+    bundle = bundles("int4")
+    settings = Settings(method="ar", max_new_tokens=12, ignore_eos=True)
+    with load(bundle, threads=2, context=CONTEXT) as resident, streamed(bundle, 0.4) as engine:
+        expected = [resident.generate(prompt, settings).tokens for prompt in PROMPTS]
+        assert [result.tokens for result in engine.generate_batch(PROMPTS, settings)] == expected
