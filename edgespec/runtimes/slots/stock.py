@@ -255,18 +255,23 @@ class StockSlot(Slot):
         head's first, and a lone row of each is followed by its double.
         """
         n, rows = len(tokens), len(at)
-        fed, reached = self._rows_run(n), self._rows_run(rows)
+        fed = self._rows_run(n)
+        reached = fed if rows == n else self._rows_run(rows)
         ids = self._attach("input_ids", "ids", (1, fed), np.int64)[0]
         ids[:n] = tokens
         if n < fed:
             ids[n:] = tokens[-1]
         pos = self._attach("position_ids", "pos", (1, count), np.int64)
-        if positions is None:
-            positions = past if count == 1 else np.arange(past, past + count)
-        pos[0] = positions
+        if positions is None and count == 1:
+            pos[0, 0] = past
+        else:
+            pos[0] = np.arange(past, past + count) if positions is None else positions
         self._seqlens[0] = past + count - 1
         chosen = self._attach("rows", "rows", (reached,), np.int64)
-        chosen[:rows] = at[0] if rows == 1 else at
+        if rows == 1:
+            chosen[0] = at[0]
+        else:
+            chosen[:rows] = at
         if rows < reached:
             chosen[rows:] = at[-1]
         logits = self._bind_output("logits", (1, heads * reached, columns or self.columns))[0]
