@@ -9,6 +9,7 @@ namespace {
 constexpr int64_t kOldest = 5, kNewest = 6;  // schemas of manifests that are read here
 // acceptance of guesses as published (edgespec/drafters/registry.py), and the guesses that it counts as
 constexpr double kDraftRate = 1 - 1 / 2.49, kSkipRate = 0.7, kPlanesRate = 0.9, kPublished = 4;
+constexpr double kMostCost = 1e6;  // of a draft step, in passes
 constexpr int64_t kMostContext = int64_t(1) << 32, kMostExtra = 1 << 12, kMostGuesses = 64, kMostVocab = 1 << 24;
 
 // A file of the folder; its name must not lead out of it.
@@ -89,7 +90,9 @@ Rates rates_of(double published, const Json& measured) {
 
 std::optional<double> cost_of(const Json& value, const char* name) {
   if (value.is_null()) return {};
-  return value.real(name, 0);
+  const double found = value.real(name, 0);
+  if (!(found >= 0 && found <= kMostCost)) refuse(std::string(name) + ": out of range");
+  return found;
 }
 
 MethodPart read_method(const Json& method, bool self) {
@@ -114,7 +117,8 @@ MethodPart read_method(const Json& method, bool self) {
   found.rates = rates_of(!self ? kDraftRate : planes ? kPlanesRate : kSkipRate, measured);
   Rates confidence;
   for (const Json& one : measured["confidence"].items()) confidence.push_back(one.real("confidence", 0));
-  if (!measured.is_null()) found.confidence = Confidence(confidence, measured["acceptance"].items().at(0).real("", 0));
+  if (!measured["acceptance"].items().empty())
+    found.confidence = Confidence(confidence, measured["acceptance"].items().at(0).real("", 0));
   found.draft_cost = cost_of(method["draft_cost"], "draft_cost");
   found.first_cost = cost_of(method["first_cost"], "first_cost");
   return found;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ from tests.support.c_sessions import (
     FULL,
     MASK,
     NO_FILE,
+    NO_MEMORY,
     PROGRESS,
     REFUSED,
     Bundle,
@@ -507,6 +509,33 @@ def test_what_does_not_fit_is_refused(both: Callable[[str], Both], tmp_path: Pat
         (tmp_path / "edgespec.json").write_text(text, "utf-8")
         with pytest.raises(Refused, match=words):
             Bundle(tmp_path)
+
+
+def test_no_manifest_ends_the_process(both: Callable[[str], Both], tmp_path: Path) -> None:
+    """Whatever a manifest says, it is refused with a reason, or a text can be decoded."""
+    found, rng = both("int4"), np.random.default_rng(5)
+    data = with_costs(found.folder.path, tmp_path / "made", rng)
+    whole, odd = json.dumps(data), ("-1", "1e999", "null", "[]", "{}", '"x"', "9" * 30, "true", "0.5", "4294967296")
+    numbers = [match.span() for match in re.finditer(r"(?<=[ \[])-?\d+(\.\d+)?(?=[,\]}])", whole)]
+    opened, refused = 0, list[Refused]()
+    for turn in range(200):
+        if turn % 2:  # another value
+            start, end = numbers[int(rng.integers(len(numbers)))]
+            text = whole[:start] + odd[int(rng.integers(len(odd)))] + whole[end:]
+        else:  # bytes
+            at = int(rng.integers(len(whole)))
+            text = whole[:at] + chr(int(rng.integers(32, 127))) + whole[at + int(rng.integers(1, 3)) :]
+        (tmp_path / "made" / MANIFEST).write_text(text, "utf-8")
+        try:
+            with Bundle(tmp_path / "made") as bundle, bundle.session(context=64) as session:
+                session.generate([1, 2], settings_of(method="ngram,self-spec,speculative", tokens=4, fixed=0))
+            opened += 1
+        except Refused as error:
+            refused.append(error)
+    assert opened > 20
+    assert len(refused) > 20
+    assert {error.status for error in refused} <= {REFUSED, NO_FILE, NO_MEMORY}
+    assert all(str(error).startswith("edgespec: ") for error in refused)
 
 
 @pytest.mark.nightly
