@@ -19,15 +19,12 @@ int main(int count, char** words) {
   edgespec_bundle* bundle = NULL;
   edgespec_session* session = NULL;
   int64_t* prompt = malloc((size_t)count * sizeof *prompt);
-  edgespec_bundle_facts facts = EDGESPEC_INIT(edgespec_bundle_facts);
   edgespec_settings settings = EDGESPEC_INIT(edgespec_settings);
   if (count < 4 || !prompt) return fprintf(stderr, "generate BUNDLE NEW TOKEN...\n"), 2;
   for (int i = 3; i < count; ++i) prompt[i - 3] = strtoll(words[i], NULL, 10);
   settings.max_new_tokens = strtoll(words[2], NULL, 10);
-  int failed = edgespec_bundle_open(words[1], 0, &bundle) || edgespec_bundle_describe(bundle, &facts) ||
-               edgespec_session_open(bundle, NULL, &session);
-  settings.method = facts.has_draft ? "ngram,speculative" : "ngram";
-  failed = failed || edgespec_generate(session, prompt, count - 3, &settings, show, NULL);
+  const int failed = edgespec_bundle_open(words[1], 0, &bundle) || edgespec_session_open(bundle, NULL, &session) ||
+                     edgespec_generate(session, prompt, count - 3, &settings, show, NULL);
   if (failed) fprintf(stderr, "generate: %s\n", edgespec_error());
   edgespec_session_close(session);
   edgespec_bundle_close(bundle);

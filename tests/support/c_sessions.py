@@ -58,6 +58,7 @@ class Settings(ctypes.Structure):
         ("bias_tokens", POINTER(c_int64)), ("biases", POINTER(c_double)), ("bias_count", c_int32),
         ("seeded", c_int32), ("seed", c_int64), ("coupled", c_int32), ("block", c_int32),
         ("branch", POINTER(c_int32)), ("branch_count", c_int32), ("logprobs", c_int32), ("fixed", c_int32),
+        ("prediction", POINTER(c_int64)), ("prediction_count", c_int64),
         ("progress", PROGRESS), ("mask", MASK), ("user", c_void_p),
     )  # fmt: skip
 
@@ -205,11 +206,12 @@ def copied(found: RoundOfC) -> RoundFound:
 
 def settings_of(
     params: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
-    method: str = "plain",
+    method: str | None = "plain",
     tokens: int = 32,
     guesses: int = 0,
     stops: Sequence[int] = (),
     branch: Sequence[int] = (),
+    prediction: Sequence[int] = (),
     **fields: Any,
 ) -> Settings:
     """Make settings of Python's sampling; ``fields`` of the structure as they are."""
@@ -217,13 +219,15 @@ def settings_of(
     kept = [  # a structure does not keep what its pointers point to
         array(stops, np.int64, POINTER(c_int64)), array(list(bias), np.int64, POINTER(c_int64)),
         array(list(bias.values()), np.float64, POINTER(c_double)), array(branch, np.int32, POINTER(c_int32)),
+        array(prediction, np.int64, POINTER(c_int64)),
     ]  # fmt: skip
     found = Settings(
-        ctypes.sizeof(Settings), guesses, tokens, method.encode(), kept[0], len(stops), 1, params.temperature,
-        params.top_k, params.top_p, params.min_p, params.repetition_penalty, params.presence_penalty,
+        ctypes.sizeof(Settings), guesses, tokens, method and method.encode(), kept[0], len(stops), 1,
+        params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty,
+        params.presence_penalty,
         params.frequency_penalty, kept[1], kept[2], len(bias), params.seed is not None, params.seed or 0,
-        params.acceptance == "coupled", params.verification == "block", kept[3], len(branch), 0, 1, PROGRESS(), MASK(),
-        None,
+        params.acceptance == "coupled", params.verification == "block", kept[3], len(branch), 0, 1, kept[4],
+        len(prediction), PROGRESS(), MASK(), None,
     )  # fmt: skip
     found.kept = kept
     for name, value in fields.items():

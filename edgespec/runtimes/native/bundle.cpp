@@ -119,6 +119,7 @@ MethodPart read_method(const Json& method, bool self) {
   for (const Json& one : measured["confidence"].items()) confidence.push_back(one.real("confidence", 0));
   if (!measured["acceptance"].items().empty())
     found.confidence = Confidence(confidence, measured["acceptance"].items().at(0).real("", 0));
+  found.predicted_speedup = method["predicted_speedup"].real("predicted_speedup", 0);
   found.draft_cost = cost_of(method["draft_cost"], "draft_cost");
   found.first_cost = cost_of(method["first_cost"], "first_cost");
   return found;
@@ -181,4 +182,14 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads) {
     methods["speculative"] = read_method(manifest["methods"]["speculative"], false);
   }
   stops = manifest["tokenizer"]["eos"].numbers("eos");
+}
+
+std::string edgespec_bundle::chain() const {
+  const std::pair<const std::string, MethodPart>* best = nullptr;
+  for (const char* name : {"speculative", "self-spec"}) {  // the first of equals
+    const auto one = methods.find(name);
+    if (one == methods.end()) continue;
+    if (!best || one->second.predicted_speedup > best->second.predicted_speedup) best = &*one;
+  }
+  return best ? "ngram," + best->first : "ngram";
 }

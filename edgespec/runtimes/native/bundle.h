@@ -27,8 +27,9 @@ struct MethodPart {
   int64_t guesses = 4;
   SkipSet skip;
   std::vector<int64_t> branch;
-  Rates rates;            // acceptance by position, as published or as the export measured it
-  Confidence confidence;  // of the guesses of a self-draft
+  double predicted_speedup = 0;  // on the exporting machine; 0: not measured
+  Rates rates;                   // acceptance by position, as published or as the export measured it
+  Confidence confidence;         // of the guesses of a self-draft
   std::optional<double> draft_cost, first_cost;
 };
 
@@ -41,6 +42,8 @@ struct edgespec_bundle {
   edgespec::ModelPart target_part, draft_part;
   edgespec::OpenedModel target, draft;  // draft: null where there is none
   std::map<std::string, edgespec::MethodPart> methods;
+  // ngram, and then the other method that is predicted to be fastest.
+  std::string chain() const;
   std::vector<int64_t> stops;          // tokens that end a text
   edgespec::CostModel::Points verify;  // times of passes by rows on the exporting machine; empty: not known
   std::atomic<int64_t> users{1};

@@ -234,8 +234,8 @@ typedef struct edgespec_settings {
   uint32_t size;
   int32_t guesses;        /* maximum guesses of a round; 0: the method's */
   int64_t max_new_tokens; /* 0: to the end of the context */
-  /* plain, ngram, speculative, self-spec, or several of these with commas between, which are asked in turn; null: plain
-   */
+  /* plain, ngram, speculative, self-spec, or several of these with commas between, which are asked in turn; null:
+   * ngram, and then the other one of this bundle that is predicted to be fastest */
   const char* method;
   const int64_t* stops; /* [stop_count] tokens that end the text, besides the bundle's */
   int32_t stop_count;
@@ -254,6 +254,8 @@ typedef struct edgespec_settings {
   int32_t branch_count;
   int32_t logprobs; /* 1: rounds say the log-probability of each token, of the unadjusted model */
   int32_t fixed;    /* 1: every round has `guesses`, if there are any; 0: as many as is fastest, by what is measured */
+  const int64_t* prediction; /* [prediction_count] tokens of a text that is expected, such as a file before an edit */
+  int64_t prediction_count;
   /* While a prompt is read: tokens done, of how many; not 0: the call is cancelled.  null: none. */
   int (*progress)(void* user, int64_t done, int64_t total);
   /* Which tokens may follow a text [count] and a path of guesses [path_count] after it, such as a grammar's: sets some

@@ -10,7 +10,8 @@ constexpr double kShare = 0.6;    // least share of the cases in which a guessed
 constexpr size_t kFurthest = 32;  // a match is measured no further back
 constexpr std::array<size_t, 5> kBuckets{2, 3, 5, 10, 16};  // lengths of a match at which the next bucket starts
 constexpr int kStored = int(kBuckets.size()) + 1;           // first bucket of guesses from a store
-constexpr int kShort = 2;  // a match of the text no longer than this gives way to a longer one of a store
+constexpr int64_t kEqual = 3;  // tokens in a row that say where a text is in an expected one
+constexpr int kShort = 2;      // a match of the text no longer than this gives way to a longer one of a store
 constexpr int64_t kMostSeen = (1 << 20) - 1;
 constexpr size_t kHeader = 256, kEntry = 16, kEntries = 24, kVocab = 16;  // bytes, and places in the header
 constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15;
@@ -193,6 +194,39 @@ Proposal NGram::from_store(int beyond, int64_t budget) const {
     hit = store_->likely(tail.data(), tail.size(), kShare);
   }
   return chain;
+}
+
+// ---- an expected text
+// ------------------------------------------------------------------------------------------------
+
+Proposal Predicted::propose(const Request& request, int64_t budget, const LeastGain&) {
+  const std::vector<int64_t>& tokens = request.tokens;
+  const int64_t size = int64_t(expected_.size());
+  for (; read_ < int64_t(tokens.size()); ++read_) {
+    if (at_ >= 0 && at_ < size && expected_[size_t(at_)] == tokens[size_t(read_)])
+      last_ = ++at_;
+    else
+      at_ = -1;
+  }
+  if (at_ < 0 && read_ - prompt_ >= kEqual) {
+    at_ = found(tokens.data() + tokens.size() - kEqual);
+    if (at_ >= 0) last_ = at_;
+  }
+  Proposal chain;
+  if (at_ >= 0 && at_ < size)
+    chain.tokens.assign(expected_.begin() + at_, expected_.begin() + std::min(at_ + budget, size));
+  return chain;
+}
+
+// Where the last tokens end in the expected text: after the last place, or else where they first do; -1: nowhere.
+int64_t Predicted::found(const int64_t* last) const {
+  int64_t first = -1;
+  for (int64_t end = kEqual; end <= int64_t(expected_.size()); ++end) {
+    if (!std::equal(last, last + kEqual, expected_.begin() + (end - kEqual))) continue;
+    if (end >= last_) return end;
+    if (first < 0) first = end;
+  }
+  return first;
 }
 
 }  // namespace edgespec

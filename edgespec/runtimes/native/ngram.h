@@ -36,6 +36,26 @@ class NGramStore {
   int64_t vocab_;
 };
 
+// Drafts from a text that the caller expects, as edgespec/drafters/predicted.py: an edited file is mostly unchanged.
+class Predicted : public Drafter {
+ public:
+  // prompt: tokens before the text.
+  Predicted(std::vector<int64_t> expected, int64_t prompt)
+      : expected_(std::move(expected)), prompt_(prompt), read_(prompt) {}
+
+  const char* name() const override { return "predicted"; }
+  void begin(const Request&) override {}
+  Proposal propose(const Request& request, int64_t budget, const LeastGain& least_gain) override;
+
+ private:
+  int64_t found(const int64_t* last) const;
+
+  std::vector<int64_t> expected_;
+  int64_t prompt_, read_;
+  int64_t at_ = 0;    // index of the next guess; -1: not known
+  int64_t last_ = 0;  // where it was last
+};
+
 class NGram : public Drafter {
  public:
   explicit NGram(const NGramStore* store) : store_(store) {}

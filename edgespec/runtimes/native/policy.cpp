@@ -23,7 +23,8 @@ Control* Adaptive::of(const Drafter* drafter) const {
 }
 
 void Adaptive::begin(bool reproducible) {
-  for (Control* one : controls_) one->begin(reproducible);
+  for (Control* one : controls_)
+    if (one) one->begin(reproducible);
 }
 
 std::vector<Ask> Adaptive::choose(int64_t budget) {
@@ -31,10 +32,15 @@ std::vector<Ask> Adaptive::choose(int64_t budget) {
   std::vector<Ask> asks;
   std::vector<std::vector<int64_t>> rows;
   for (size_t i = 0; i < drafters_.size(); ++i)
-    rows.push_back(drafters_[i]->rows(std::min(budget, controls_[i]->most())));
+    rows.push_back(drafters_[i]->rows(controls_[i] ? std::min(budget, controls_[i]->most()) : budget));
   for (size_t i = 0; i < drafters_.size(); ++i) {
+    if (!controls_[i]) {
+      asks.push_back({drafters_[i], budget, {}});
+      continue;
+    }
     double required = 1;
-    for (size_t j = i + 1; j < drafters_.size(); ++j) required = std::max(required, controls_[j]->promised(rows[j]));
+    for (size_t j = i + 1; j < drafters_.size(); ++j)
+      if (controls_[j]) required = std::max(required, controls_[j]->promised(rows[j]));
     const int64_t length = controls_[i]->choose(rows[i], required);
     if (!length) continue;
     asks.push_back({drafters_[i], length, {}});
@@ -45,8 +51,9 @@ std::vector<Ask> Adaptive::choose(int64_t budget) {
 }
 
 void Adaptive::review(const Ask& ask, Proposal& proposal, const std::vector<int64_t>& text) {
-  if (ask.drafter->facts().cheap)
-    proposal.cut(of(ask.drafter)->cut(proposal.tokens, proposal.bucket, text, ask.most), {});
+  Control* control = of(ask.drafter);
+  if (control && ask.drafter->facts().cheap)
+    proposal.cut(control->cut(proposal.tokens, proposal.bucket, text, ask.most), {});
 }
 
 void Adaptive::told(const Outcome& round) {
@@ -54,6 +61,10 @@ void Adaptive::told(const Outcome& round) {
   chosen_ = false;
   for (size_t i = 0; i < drafters_.size(); ++i) {
     Drafter* drafter = drafters_[i];
+    if (!controls_[i]) {
+      came = came && drafter != round.winner;
+      continue;
+    }
     Control::Result result;
     result.came = came;
     result.rows = round.rows;

@@ -48,7 +48,7 @@ class Policy {
 // Asks each drafter as far as its control predicts a gain.  A cheap one must promise more than those after it.
 class Adaptive : public Policy {
  public:
-  // controls: by drafter, in the same order; they outlive this.
+  // controls: by drafter, in the same order; null: it is always asked.  They outlive this.
   Adaptive(std::vector<Drafter*> drafters, std::vector<Control*> controls)
       : Policy(std::move(drafters)), controls_(std::move(controls)) {}
 

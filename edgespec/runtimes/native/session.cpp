@@ -122,6 +122,20 @@ struct edgespec_session {
     return wanted ? wanted : part.attention;
   }
 
+  // Makes the drafter of an expected text, which is asked before those of the methods.
+  void add_prediction(const edgespec_settings& given, int64_t prompt, std::vector<Drafter*>& drafters) {
+    if (given.prediction_count < 0 || (given.prediction_count && !given.prediction))
+      refuse("prediction: no such array");
+    if (!given.prediction_count) return;
+    std::vector<int64_t> expected(given.prediction, given.prediction + given.prediction_count);
+    for (int64_t token : expected)
+      if (token < 0 || token >= target.vocab())
+        refuse("prediction: token " + std::to_string(token) + " is outside the vocabulary");
+    made.push_back(std::make_unique<Predicted>(std::move(expected), prompt));
+    drafters.push_back(made.back().get());
+    longest = given.guesses ? given.guesses : kLeastGuesses;
+  }
+
   // Makes the drafter of a method.
   void add(const std::string& method, const edgespec_settings& given, std::vector<Drafter*>& drafters) {
     if (method == "plain" || method == "ar") return;
@@ -195,7 +209,8 @@ struct edgespec_session {
     if (!given.ignore_eos) options.stops.insert(options.stops.end(), bundle.stops.begin(), bundle.stops.end());
     std::vector<Drafter*> drafters;
     std::set<std::string> named;
-    const std::string methods = given.method ? given.method : "plain";
+    const std::string methods = given.method ? given.method : bundle.chain();
+    add_prediction(given, count, drafters);
     for (size_t at = 0; at <= methods.size();) {
       const size_t end = std::min(methods.find(',', at), methods.size());
       const std::string method = methods.substr(at, end - at);
@@ -208,7 +223,7 @@ struct edgespec_session {
     if (given.fixed) {
       policy = std::make_unique<Policy>(std::move(drafters));
     } else {
-      std::vector<Control*> all;
+      std::vector<Control*> all(given.prediction_count > 0, nullptr);
       for (const auto& one : controls) all.push_back(one.get());
       policy = std::make_unique<Adaptive>(std::move(drafters), std::move(all));
     }

@@ -24,6 +24,7 @@ from edgespec.decoding.target import SkipSet
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.ngram_stores import NGramStore, build_store
 from edgespec.drafters.plain import Plain
+from edgespec.drafters.predicted import Predicted
 from edgespec.drafters.registry import METHODS as METHODS_OF_PYTHON
 from edgespec.drafters.self_spec import SelfSpec, known_confidence, skip_set
 from edgespec.drafters.speculative import Speculative
@@ -335,6 +336,36 @@ def test_an_ngram_store(both: Callable[[str], Both], tmp_path: Path) -> None:
     for name, words in (("cut", "truncated"), ("other", "not an n-gram store"), ("none", "cannot be opened")):
         with Bundle(found.folder.path) as bundle, pytest.raises(Refused, match=words):
             bundle.session(store=tmp_path / name)
+
+
+@pytest.mark.parametrize("fixed", [0, 1])
+def test_a_text_that_is_expected(both: Callable[[str], Both], fixed: int) -> None:
+    found, accepted = both("int4"), 0
+    for prompt, rng in random_texts(6, 47, found.target.vocab_size):
+        text = [token for one in found.python(prompt, SAMPLED, "plain", 1, 60) for token in one.tokens]
+        expected = [*text[:20], 5, 6, *text[24:40], *rng.integers(found.target.vocab_size, size=5).tolist(), *text[40:]]
+        wanted = settings_of(SAMPLED, "ngram", 60, 6, prediction=expected, fixed=fixed)
+        ours = found.session.rounds(prompt, wanted)
+        accepted += sum(one.accepted for one in ours)
+        assert [token for one in ours for token in one.tokens] == text
+        if not fixed:  # what control makes of n-grams depends on the clock
+            continue
+        options = DecodeOptions(60, 6, sampling=replace(SAMPLED, prompt=len(prompt)),
+                                first=[Predicted(expected, len(prompt))])  # fmt: skip
+        found.target.follow([])
+        theirs = decode(found.target, Policy([found.drafter("ngram")]), prompt, options)
+        assert [(one.tokens, one.drafted) for one in ours] == [(one.tokens, one.drafted) for one in theirs]
+    assert accepted > 150
+    with pytest.raises(Refused, match="prediction: token -1"):
+        found.session.begin([1], settings_of(prediction=[1, -1]))
+
+
+def test_a_method_need_not_be_named(both: Callable[[str], Both]) -> None:
+    found = both("int8")
+    with Bundle(found.folder.path) as bundle, bundle.session() as session:
+        text = session.generate([1, 2, 3], settings_of(method=None, tokens=200, fixed=0))
+        assert session.counts().drafted
+    assert text == [token for one in found.python([1, 2, 3], GREEDY, "plain", 1, 200) for token in one.tokens]
 
 
 def test_a_session_reuses_what_it_has_read(both: Callable[[str], Both]) -> None:
