@@ -7,11 +7,7 @@
 
 #include "constants.h"
 #include "guarded.h"
-
-#ifndef _WIN32
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
+#include "pages.h"
 
 namespace edgespec {
 namespace {
@@ -20,19 +16,6 @@ constexpr int64_t kAligned = 64;              // bytes
 constexpr int64_t kPiece = int64_t(1) << 24;  // bytes that are copied together
 
 int64_t rounded(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-// Gives the whole pages of some private memory back to the system, where it takes them: their contents are lost.
-void give_back(uint8_t* first, uint8_t* last) {
-#if !defined(_WIN32) && defined(MADV_DONTNEED)
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(first) + page - 1) / page * page;
-  const uintptr_t end = reinterpret_cast<uintptr_t>(last) / page * page;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-#else
-  static_cast<void>(first);
-  static_cast<void>(last);
-#endif
-}
 
 }  // namespace
 

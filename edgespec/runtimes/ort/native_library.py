@@ -47,8 +47,8 @@ def native_library() -> NativeLibrary:
         isa, error = library.edgespec_isa().decode(), library.edgespec_isa_error()
     except (OSError, AttributeError) as problem:
         return NativeLibrary(None, "", f"no native operators: {path} does not load: {problem}")
-    if not hasattr(library, "edgespec_text_open"):
-        return NativeLibrary(None, "", f"no native operators: {path} is of an older edgespec, which kept no books")
+    if not hasattr(library, "edgespec_sources_open"):
+        return NativeLibrary(None, "", f"no native operators: {path} is of an older edgespec")
     if refused := _refused(path):
         return NativeLibrary(None, "", f"no native operators: {refused}")
     note = f" ({error.decode()})" if error else ""

@@ -1,7 +1,8 @@
 """Cross-attention caches: keys and values of an encoder's output, computed once per source.
 
 A separate pass fills a cache, and it is never written again.  Slots refer to it.  It stays for the next request with
-the same source until another source needs its place.
+the same source until another source needs its place.  Which source is where, and who reads it, is kept by the native
+library (native/sources.h).
 """
 
 from __future__ import annotations
@@ -10,15 +11,36 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import memory_format
-from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pages
+from edgespec.runtimes.slots.handles import ADDRESS, NUMBER, Functions
+from edgespec.runtimes.slots.shared import Bound, Model, own_pages
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, and the arguments after the handle
+    "move": (NUMBER, ADDRESS, NUMBER),
+    "find": (NUMBER, ADDRESS, NUMBER),
+    "take": (NUMBER, ADDRESS, NUMBER, NUMBER),
+    "filled": (None, NUMBER),
+    "drop": (None, NUMBER),
+    "hold": (None, NUMBER),
+    "release": (None, NUMBER),
+    "shrink": (NUMBER, NUMBER),
+    "rows": (NUMBER, NUMBER),
+    "close": (None,),
+}
 
 
-@dataclass(eq=False)
+@cache
+def _functions() -> Functions:
+    return Functions("sources", _SIGNATURES, 2)
+
+
+@dataclass(frozen=True)
 class CrossAttentionCache:
     """Keys and values of one source, for all layers of one model."""
 
@@ -26,17 +48,6 @@ class CrossAttentionCache:
     rows: int  # of the encoder's output that it was computed from
     number: int  # among those of ``of``
     of: CrossAttentionPool  # the pool that holds it
-    users: int = 0  # slots that refer to it
-
-    def hold(self) -> None:
-        """Count one user more."""
-        with self.of.lock:
-            self.users += 1
-
-    def release(self) -> None:
-        """Count one user less."""
-        with self.of.lock:
-            self.users -= 1
 
 
 class CrossAttentionPool:
@@ -51,7 +62,6 @@ class CrossAttentionPool:
 
     Attributes:
         bound: uint8 [count, bytes], the input of passes; replaced after it has grown.
-        lock: for counts; idle sessions are closed by other threads.
     """
 
     def __init__(self, model: Model, most: int = 4) -> None:
@@ -59,82 +69,88 @@ class CrossAttentionPool:
         if source is None or most < 1:
             raise InvalidRequest(f"{most} memories: expected at least one, and a model that attends over a source")
         self.model, self.most, self.longest = model, most, source.max_rows
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()  # of growing
         self._format = memory_format(model.kv)
         self._each = self._format.nbytes(model.facts, source.max_rows)
-        self._kept: dict[bytes, CrossAttentionCache] = {}  # the most recently used one is last
+        self._call = _functions().of
+        self._handle = _functions().open(most, self._each)
+        count = 1
         self.bound = Bound(own_pages((1, self._each), np.uint8))
         if sys.platform != "win32":  # there, memory counts as soon as it is reserved
             with suppress(MemoryError):
-                self.bound = Bound(own_pages((most, self._each), np.uint8, sparse=True))
+                self.bound, count = Bound(own_pages((most, self._each), np.uint8, sparse=True)), most
+        self._call["move"](self._handle, self.bound.address, count)
+
+    def __del__(self) -> None:
+        if handle := vars(self).pop("_handle", None):
+            self._call["close"](handle)
 
     def find(self, digest: bytes) -> CrossAttentionCache | None:
-        """Find the memory of a source; None = it must be filled."""
-        with self.lock:
-            found = self._kept.pop(digest, None)
-            if found is not None:
-                self._kept[digest] = found
-            return found
+        """Find the cache of a source; None = it must be filled."""
+        number = self._call["find"](self._handle, digest, len(digest))
+        if number < 0:
+            return None
+        return CrossAttentionCache(digest, self._call["rows"](self._handle, number), number, self)
 
     def stand_in(self, rows: int) -> CrossAttentionCache:
-        """Give a memory of ``rows`` rows whose keys and values are zeros: passes over it can be timed."""
+        """Give a cache of ``rows`` rows whose keys and values are zeros: passes over it can be timed."""
         if (found := self.find(digest := b"zeros %d" % rows)) is not None:
             return found
-        made = CrossAttentionCache(digest, rows, self.take(rows), self)
+        made = self.take(digest, rows)
         self.bound.array[made.number, : self._format.nbytes(self.model.facts, rows)] = 0
-        self.put(made)
+        self.filled(made)
         return made
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memories that there are."""
-        with self.lock:
-            return sum(self._format.nbytes(self.model.facts, memory.rows) for memory in self._kept.values())
+        """Bytes of the caches that there are."""
+        rows = (self._call["rows"](self._handle, number) for number in range(self.most))
+        return sum(self._format.nbytes(self.model.facts, each) for each in rows if each)
 
     def close(self) -> None:
-        """Free all memories; slots that refer to one are of no use afterwards."""
+        """Free all caches; slots that refer to one are of no use afterwards."""
+        self.__del__()
         vars(self).clear()
 
+    def hold(self, cache: CrossAttentionCache) -> None:
+        """Count a slot that reads this cache; its place is not given to another source."""
+        self._call["hold"](self._handle, cache.number)
+
+    def release(self, cache: CrossAttentionCache) -> None:
+        """Count a slot less; nothing happens after the pool was closed."""
+        if hasattr(self, "_handle"):
+            self._call["release"](self._handle, cache.number)
+
     def shrink(self, most: int) -> None:
-        """Forget memories that no slot refers to but the ``most`` used last; their pages go back to the system."""
-        with self.lock:
-            idle = [memory for memory in self._kept.values() if not memory.users]
-            for memory in idle[: max(len(idle) - most, 0)]:
-                self._forget(memory)
+        """Forget caches that no slot reads but the ``most`` used last; their pages go back to the system."""
+        self._call["shrink"](self._handle, most)
 
-    def _forget(self, memory: CrossAttentionCache) -> None:
-        del self._kept[memory.digest]
-        first = memory.number * self._each
-        give_back_pages(self.bound.array, first, first + self._each)
+    def take(self, digest: bytes, rows: int) -> CrossAttentionCache:
+        """Find a place for a source of ``rows`` rows: a free one, or that of the least recently used cache.
 
-    def put(self, memory: CrossAttentionCache) -> None:
-        """Keep a memory that is filled, for all requests of its source."""
-        with self.lock:
-            self._kept[memory.digest] = memory
-
-    def take(self, rows: int) -> int:
-        """Find a place for ``rows`` rows: a free one, or that of the least recently used cache.
+        ``filled`` says that it can be read, ``drop`` that it could not be filled.
 
         Raises:
             InvalidRequest: more rows than the model was exported for, none, or all places are in use.
         """
         if not 0 < rows <= self.longest:
             raise InvalidRequest(f"a source of {rows} rows: expected 1 to {self.longest}")
-        with self.lock:
-            used = {memory.number for memory in self._kept.values()}
-            free = next((number for number in range(len(self.bound.array)) if number not in used), None)
-            if free is None and len(self.bound.array) < self.most:
-                free = len(self.bound.array)
-                self._grow(min(self.most, 2 * free))
-            if free is not None:
-                return free
-            idle = next((memory for memory in self._kept.values() if not memory.users), None)
-            if idle is None:
-                raise InvalidRequest(f"all {self.most} memories are in use", "close a session first")
-            self._forget(idle)
-            return idle.number
+        with self._lock:
+            while (number := self._call["take"](self._handle, digest, len(digest), rows)) >= len(self.bound.array):
+                self._grow(min(self.most, 2 * number))
+        if number < 0:
+            raise _functions().refusal()
+        return CrossAttentionCache(digest, rows, number, self)
+
+    def filled(self, cache: CrossAttentionCache) -> None:
+        """Keep a cache for all requests of its source."""
+        self._call["filled"](self._handle, cache.number)
+
+    def drop(self, cache: CrossAttentionCache) -> None:
+        """Free the place of a cache that could not be filled."""
+        self._call["drop"](self._handle, cache.number)
 
     def _grow(self, count: int) -> None:
-        array = own_pages((count, self._each), np.uint8)
-        array[: len(self.bound.array)] = self.bound.array
-        self.bound = Bound(array)
+        made = Bound(own_pages((count, self._each), np.uint8))
+        self._call["move"](self._handle, made.address, count)
+        self.bound = made

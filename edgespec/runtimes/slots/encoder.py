@@ -97,25 +97,29 @@ class Encoder:
 
 
 class EncodedSources(CrossAttentionPool):
-    """The memories of one model, and filling them; see ``CrossAttentionPool`` for arguments."""
+    """The cross-attention caches of one model, and filling them; see ``CrossAttentionPool`` for arguments."""
 
     def __init__(self, model: Model, most: int = 4) -> None:
         super().__init__(model, most)
         self._filler: _Filler | None = None
 
     def fill(self, rows: Rows, digest: bytes) -> CrossAttentionCache:
-        """Make the memory of a source from rows [S, width] of the encoder, unless one of this ``digest`` is there.
+        """Make the cache of a source from rows [S, width] of the encoder, unless one of this ``digest`` is there.
 
         Raises:
-            InvalidRequest: more rows than the model was exported for, none, or all memories are in use.
+            InvalidRequest: more rows than the model was exported for, none, or all places are in use.
         """
         if (found := self.find(digest)) is not None:
             return found
-        made = CrossAttentionCache(digest, len(rows), self.take(len(rows)), self)
-        if self._filler is None:
-            self._filler = _Filler(self.model, reserve=1)
-        self._filler.fill(made, rows)
-        self.put(made)
+        made = self.take(digest, len(rows))
+        try:
+            if self._filler is None:
+                self._filler = _Filler(self.model, reserve=1)
+            self._filler.fill(made, rows)
+        except BaseException:
+            self.drop(made)
+            raise
+        self.filled(made)
         return made
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class NativeSlot(NativeRunner):
         """Attend over this cross-attention cache from now on; tokens read with another source are forgotten."""
         if not self.attends or memory.of.model is not self.model:
             raise InvalidRequest("a memory of another model, or of one that attends over nothing but its own text")
-        memory.hold()
+        memory.of.hold(memory)
         self.leave()
         self.memory = memory
         if self.beside != memory.digest:
@@ -85,7 +85,7 @@ class NativeSlot(NativeRunner):
 
     def leave(self) -> None:
         if self.memory is not None:
-            self.memory.release()
+            self.memory.of.release(self.memory)
         self.memory = None
 
     def close(self) -> None:

@@ -168,7 +168,7 @@ def test_a_library_that_onnx_runtime_does_not_take(monkeypatch: pytest.MonkeyPat
     source, library = tmp_path / "other.c", tmp_path / "libother.so"
     source.write_text(
         'const char* edgespec_isa(void) { return "scalar"; } const char* edgespec_isa_error(void) { return 0; }'
-        " void edgespec_text_open(void) {}"
+        " void edgespec_sources_open(void) {}"
     )
     compiler = next(path for name in COMPILERS if (path := shutil.which(name)))
     if compiler.endswith("cl"):

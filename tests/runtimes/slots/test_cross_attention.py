@@ -130,7 +130,7 @@ def test_memories_are_kept_until_their_place_is_wanted(made: Callable[..., Made]
     slot.attend(first)
     slot.prefill([1, 2, 3])
     assert memories.fill(rows[:3], b"b").rows == 3
-    assert memories.fill(rows, b"a") is first is memories.find(b"a")
+    assert memories.fill(rows, b"a") == first == memories.find(b"a")
     slot.attend(first)
     assert slot.tokens == [1, 2, 3]
     memories.fill(rows, b"c")
