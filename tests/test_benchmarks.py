@@ -22,6 +22,7 @@ from edgespec.export.bundle.model_part import open_described
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from tests.conftest import TARGET
+from tests.engine.test_streaming import SHAPE, exported
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain", "k_quants",
@@ -193,6 +194,21 @@ def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
     (cell,) = json.loads(text("memory", *short, "--json"))["cells"]
     assert (cell["method"], cell["context"], cell["operators"]) == ("ngram", 128, "native")
     assert all(figure["measured"] >= 0 for figure in cell["figures"].values())
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.skipif(sys.platform == "win32", reason="experts are mapped on Windows")
+def test_streaming(figures: Run, tmp_path: Path) -> None:
+    bundle = exported(tmp_path / "small", SHAPE | {"num_hidden_layers": 2}, "int4", ["ngram"])
+    size = "--hidden", 512, "--inner", 384, "--times", 2, "--share", 3.6, "--seconds", 0.5
+    given = bundle.with_name("model"), bundle, tmp_path / "large", *size, "--ways", "mapped,streamed,drafts"
+    found = figures("streaming", *given, GROUPS=tmp_path / "none")
+    ways = found["ways"]
+    assert not any(way["limited"] for way in ways.values())
+    assert ways["mapped"]["text"] == ways["streamed"]["text"]
+    assert 0 < ways["streamed"]["hits"] <= 1
+    assert ways["streamed"]["distinct_by_rows"] == {"1": SHAPE["num_experts_per_tok"]}
+    assert found["planned"]["cache"] == ways["streamed"]["cache"] < ways["streamed"]["experts"]
 
 
 def test_methods(figures: Run, small: Path) -> None:

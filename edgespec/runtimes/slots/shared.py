@@ -157,7 +157,7 @@ class Model:
             ) from error
 
     def last_rows(self, n: int, count: int) -> Bound:
-        """Return the numbers of the last ``count`` of n rows, int64 [count]; nobody writes there."""
+        """Return the numbers of the last ``count`` of n rows, int64 [count]; it is read-only."""
         key = n, count
         if key not in self._last_rows:
             if len(self._last_rows) >= MOST_VIEWS:
