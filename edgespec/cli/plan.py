@@ -93,7 +93,7 @@ def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]
 
 def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """Plan for the bundles that an export of a model could make, one for each format; from its config.json."""
-    from edgespec.export.emit.plan import is_quantized
+    from edgespec.export.emit.stock import keeps_weights
     from edgespec.export.options import ExportOptions
     from edgespec.export.plan_manifest import PlannedSource, plan_bundle, possible_methods
     from edgespec.export.quantization.native_packing import lacks_packing
@@ -114,7 +114,7 @@ def _of_model(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     profile = latest_profile(options["threads"], options["device"]) if here else None
     found = []
     arch = opened.architecture(None, text_only)
-    own = (FILE,) if arch.encoder is None and is_quantized(arch) and not lacks_packing() else ()
+    own = (FILE,) if arch.encoder is None and keeps_weights(arch, "stock" if lacks_packing() else "native") else ()
     for form in options["formats"] or (*own, *FORMATS):
         planned = plan_bundle(ExportOptions(source, format=form, **how), opened)
         needs = {name: need for name in planned.methods if (need := _need(name, source, draft))}

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from edgespec.drafters.registry import AR
 from edgespec.export.architectures import Architecture
 from edgespec.export.emit.plan import is_quantized
+from edgespec.export.emit.stock import keeps_weights
 from edgespec.export.format_choice import CHOSEN, Candidate, FormatChoice, choose
 from edgespec.export.measuring.loss import LENGTH, NOTHING, TEXTS, Loss, measure_losses
 from edgespec.export.options import ExportOptions
 from edgespec.export.plan_manifest import PlannedSource, plan_bundle
 from edgespec.export.quantization.calibrate import sequences
-from edgespec.export.quantization.native_packing import lacks_packing
 from edgespec.planning.budget import available_memory
 from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.planning.profiles import latest_profile
@@ -51,11 +51,11 @@ def chosen_format(source: LoadedSource) -> FormatChoice:
 
 
 def keeps_file(source: LoadedSource) -> bool:
-    """Whether the weights can stay as a file has them: quantized ones, which native operators multiply as they are."""
+    """Whether the weights can stay as a file has them: quantized ones, of types that operators multiply as they are."""
     options, arch = source.options, source.arch
-    if arch is None or arch.encoder is not None or options.operators == "stock" or lacks_packing():
+    if arch is None or arch.encoder is not None or options.devices or options.adapter is not None:
         return False
-    return not options.devices and options.adapter is None and is_quantized(arch)
+    return keeps_weights(arch, replace(options, format=FILE).placed().layout)
 
 
 def candidate(options: ExportOptions, form: Format, budget: int) -> Candidate:

@@ -57,6 +57,7 @@ def load_source(options: ExportOptions, progress: Progress = silent) -> LoadedSo
     Raises:
         ExportError: the models or the options.
     """
+    options = options.placed()
     methods = options.wanted()
     progress("open", 0, 1, options.model)
     path = resolve(options.model, options.revision)
@@ -209,7 +210,7 @@ def _read_sample(options: ExportOptions, target: SourceModel, tokenizers: Tokeni
 def _with_format(loaded: LoadedSource, found: FormatChoice) -> LoadedSource:
     """Take the format that was chosen by what each loses on a text."""
     loaded.progress("choice", 1, 1, found.line)
-    options = replace(loaded.options, format=found.pick.format, choose=False)
+    options = replace(loaded.options, format=found.pick.format, choose=False).placed()
     return replace(loaded, options=options, format_choice=found)
 
 
@@ -219,8 +220,12 @@ def _kept_notes(loaded: LoadedSource) -> list[str]:
     Raises:
         ExportError: nothing can stay as it is.
     """
-    arch = loaded.arch
-    if arch is None or arch.encoder is not None or not (kept := kept_types(arch))[0]:
+    arch, layout = loaded.arch, loaded.options.layout
+    kept = None if arch is None or arch.encoder is not None else kept_types(arch, layout)
+    if kept is not None and not kept[0] and layout == "stock":
+        why = f"stock operators can hold none of its weights exactly ({', '.join(kept[1])})"
+        raise ExportError(f"{loaded.path}: --format file: {why}", "choose another --format")
+    if kept is None or not kept[0]:
         raise ExportError(f"{loaded.path}: --format file is for the weights of decoders", "choose another --format")
     types, others = kept
     own = f"weights are the file's own ({', '.join(types)})"
@@ -228,7 +233,8 @@ def _kept_notes(loaded: LoadedSource) -> list[str]:
     if notes == [*loaded.notes]:  # the file is not quantized
         notes.append(own)
     if others:
-        notes.append(f"int8 instead of {', '.join(others)}, which no kernels are for: this loses a little")
+        why = "which no kernels are for" if layout == "native" else "which stock operators cannot hold exactly"
+        notes.append(f"int8 instead of {', '.join(others)}, {why}: this loses a little")
     return notes
 
 

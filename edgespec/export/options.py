@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -159,6 +159,12 @@ class ExportOptions:
         """How weights are stored first."""
         return layout_of(self.operators)
 
+    def placed(self) -> ExportOptions:
+        """Store a file's own weights for stock operators where there are no native ones to pack them."""
+        if FILE in (self.format, self.draft_format) and self.operators == "auto" and lacks_packing():
+            return replace(self, operators="stock")
+        return self
+
     @property
     def choice(self) -> WeightChoice:
         """How the target's matrices are stored, and those of a drafter.
@@ -223,11 +229,10 @@ class ExportOptions:
             raise ExportError("--device-precision was given, but no --device", "add --device webgpu")
 
     def _check_file(self) -> None:
-        for option, given in (("--operators stock", self.operators == "stock"), ("--adapter", self.adapter)):
-            if given:
-                raise ExportError(f"--format file and {option}: expected one of them", "choose another --format")
-        if why := lacks_packing():
-            raise ExportError(f"--format file needs native operators: {why}", "choose another --format")
+        if self.adapter:
+            raise ExportError("--format file and --adapter: expected one of them", "choose another --format")
+        if self.operators == "native" and (why := lacks_packing()):
+            raise ExportError(f"--format file needs native operators: {why}", "leave --operators out")
 
     def _check_drafts(self, methods: list[str]) -> None:
         if SPECULATIVE in methods and self.draft is None:

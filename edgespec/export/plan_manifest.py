@@ -89,6 +89,7 @@ def plan_bundle(options: ExportOptions, source: PlannedSource | None = None) -> 
     Raises:
         ExportError: as an export with these options, as far as it can be known.
     """
+    options = options.placed()
     given = replace(options, draft=options.draft or (UNWRITTEN if SPECULATIVE in options.methods else None),
                     drafter=UNWRITTEN if set(drafters_apart()) & set(options.methods) else None)  # fmt: skip
     methods, choice, layout = given.wanted(), options.choice, options.layout

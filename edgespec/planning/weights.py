@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.runtimes.files.formats import BLOCK, BLOCK_FORMATS, SPECS, Format
+from edgespec.runtimes.files.formats import BLOCK, BLOCK_FORMATS, FILE, SPECS, Format
 from edgespec.runtimes.files.manifest import FileEntry, HeadGroup, ModelPart
 from edgespec.runtimes.files.packing import Packed
 
@@ -156,15 +156,19 @@ def stock_weights(part: ModelPart, weights: WeightParts) -> StockWeights:
     hidden, inner, vocab = part.facts.hidden, part.facts.intermediate, part.facts.vocab
     sizes = ((form, weights.matrices + sum(weights.heads.values())), (head, weights.lm_head + weights.cut))
     packed = mapped = 0
-    for kind, size in sizes:
-        spec = SPECS[kind]
-        each = matrix_bytes(kind, 4096, 4096) / 4096**2 if native else spec.level_bytes + spec.stock_scale_bytes
-        packed += int(size / each * spec.stock_packed_bytes)
-        mapped += int(size / each * spec.stock_scale_bytes)
+    levels = [SPECS[kind].level_bytes for kind in (form, head)]  # of layers, of the LM head
+    scales = [SPECS[kind].stock_scale_bytes for kind in (form, head)]
+    if (own := part.bytes_per_weight) is not None:  # all of it is in blocks
+        scales = [4 / BLOCK] * 2
+        levels = [own.layers - scales[0], own.head - scales[1]]
+    for (kind, size), level, scale in zip(sizes, levels, scales, strict=True):
+        each = matrix_bytes(kind, 4096, 4096) / 4096**2 if native else level + scale
+        packed += int(size / each * (level + 2 * scale))  # with the sum of each block
+        mapped += int(size / each * scale)
     columns = part.head_vocab.size if part.cut and part.head_vocab else vocab
-    headed = int(columns * hidden * SPECS[head].level_bytes)
+    headed = int(columns * hidden * levels[1])
     tied = not weights.table and not part.decoder  # one matrix for both
-    whole = tied and head not in BLOCK_FORMATS  # read in place: all of it stays
-    loading = max(int(hidden * inner * SPECS[form].level_bytes), 0 if whole else headed)
+    whole = tied and head not in (*BLOCK_FORMATS, FILE)  # read in place: all of it stays
+    loading = max(int(hidden * inner * levels[0]), 0 if whole else headed)
     row = headed // vocab if tied and not whole else 0
     return StockWeights(packed, mapped + (headed if whole else 0), loading, row * vocab, row)

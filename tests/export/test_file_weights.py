@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
-from numpy.typing import NDArray
+from gguf import GGMLQuantizationType
 
+from edgespec import load
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
@@ -27,53 +27,16 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
-from tests.support.gguf_files import Change, write_gguf
+from tests.support.gguf_files import Change, with_types, write_gguf
 from tests.support.slots import next_rows, one_by_one
 
-NAME, INNER = "llama_tied_gqa", 512
+NAME = "llama_tied_gqa"
 DOWN, QUERY, KEY, VALUE = (f"blk.0.{name}.weight" for name in ("ffn_down", "attn_q", "attn_k", "attn_v"))
 GATE, UP = "blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"
 BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"]
 RANDOM = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
 
 pytestmark = pytest.mark.skipif(native_library().path is None, reason="no native operators here")
-
-
-def random_blocks(name: str, n: int, k: int) -> NDArray[np.uint8]:  # [n, bytes]
-    """Make rows of a type that the package cannot write: random codes with sane scales."""
-    size, length = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
-    random = np.random.default_rng(len(name) + n)
-    if name == "F16":
-        return random.normal(0, 0.05, (n, k)).astype("<f2").view(np.uint8)
-    blocks = random.integers(0, 256, (n, k // size, length), np.uint8)
-    if name == "MXFP4":
-        blocks[..., 0] = random.integers(118, 122, blocks.shape[:2])
-        return blocks.reshape(n, -1)
-    least = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(name, (0,))
-    for at in least:
-        scales = random.uniform(1e-4, 4e-4, (*blocks.shape[:2], 1))
-        blocks[..., at : at + 2] = scales.astype("<f2").view(np.uint8)
-    return blocks.reshape(n, -1)
-
-
-def with_types(**types: str) -> Change:
-    """Replace matrices of a file by random ones of other types, names having __ for a point.
-
-    An MLP has INNER numbers inside, so that one matrix of a layer has whole blocks of 256.
-    """
-
-    def change(writer: GGUFWriter) -> None:
-        tensors = writer.tensors[0]
-        writer.kv_data[0]["llama.feed_forward_length"].value = INNER
-        wanted = {name.replace("__", "."): kind for name, kind in types.items()}
-        for name in [name for name in tensors if "ffn_" in name and "norm" not in name]:
-            wanted.setdefault(name, "Q8_0")
-        for name, kind in wanted.items():
-            n, k = tensors.pop(name).shape
-            n, k = (n, INNER) if "ffn_down" in name else (INNER, k) if "ffn_" in name else (n, k)
-            writer.add_tensor(name, random_blocks(kind, n, k), raw_dtype=GGMLQuantizationType[kind])
-
-    return change
 
 
 def made(tmp_path: Path, kind: str, change: Change | None = None) -> tuple[Any, Slot]:
@@ -155,11 +118,42 @@ def test_a_quantized_file_keeps_its_weights_by_default(tmp_path: Path) -> None:
     assert load_source(replace(options, model=str(file))).options.format != "file"
 
 
-@pytest.mark.parametrize("changes", [{"operators": "stock"}, {"adapter": "lora"}])
-def test_what_does_not_go_with_it(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_file_of_8_bits_drafts_by_its_high_planes(tmp_path: Path) -> None:
+    """The upper four bits of Q8_0 are a draft model that no byte is added for; a text has all bits."""
+    write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q8_0)
+    options = ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", quick=True, choose=True)
+    manifest = export_model(options, golden=False)
+    assert manifest.target.format == "file"
+    assert manifest.target.layers_have_planes
+    with load(tmp_path / "bundle", threads=1) as engine:
+        plain = engine.generate("the", method="ar", max_new_tokens=40, ignore_eos=True)
+        drafted = engine.generate("the", method="self-spec", max_new_tokens=40, ignore_eos=True, fallback=False)
+    assert drafted.exact
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.drafted > 0
+    assert drafted.stats.accepted > 0
+
+
+def test_a_file_with_few_matrices_of_8_bits_does_not(tmp_path: Path) -> None:
+    change = with_types(**{f"blk__{layer}__ffn_{name}__weight": "Q5_0" for layer in (0, 1) for name in ("gate", "up")})
+    write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q5_0, change=change)
+    options = ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", quick=True, choose=True)
+    manifest = export_model(options, golden=False)
+    assert manifest.target.planes
+    assert not manifest.target.layers_have_planes
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"operators": "stock"}, r"--format file: stock operators can hold none of its weights exactly \(Q4_1\)"),
+        ({"adapter": "lora"}, "--format file and --adapter"),
+    ],
+)
+def test_what_does_not_go_with_it(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, kind=GGMLQuantizationType.Q4_1)
     options = ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", format="file", **changes)
-    with pytest.raises(ExportError, match="--format file"):
+    with pytest.raises(ExportError, match=said):
         load_source(options)
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from edgespec import load
+from edgespec.cli.app import cli
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
@@ -55,7 +57,8 @@ LAYOUTS: dict[str, tuple[str, packed.Packer, dict[str, Any]]] = {
     "gptq8 by importance, symmetric": (
         "Q8_0", packed.gptq(8, 64, act=True), GPTQ | {"bits": 8, "group_size": 64, "sym": True, "desc_act": True},
     ),
-    "gptq8 of 128": ("U8X32", packed.gptq(8, 128, symmetric=False), FIRST | {"bits": 8, "group_size": 128}),
+    "gptq8 of 64": ("U8X32", packed.gptq(8, 64, symmetric=False), FIRST | {"bits": 8, "group_size": 64}),
+    "gptq8 of 128": ("U8X128", packed.gptq(8, 128, symmetric=False), FIRST | {"bits": 8, "group_size": 128}),
     "gptq2 of 32": ("U4X32", packed.gptq(2, 32, symmetric=False), FIRST | {"bits": 2, "group_size": 32}),
     "awq of 128": ("U4X128", packed.awq(128), AWQ | {"group_size": 128}),
     "awq of 32": ("U4X32", packed.awq(32), AWQ | {"group_size": 32}),
@@ -67,7 +70,7 @@ LAYOUTS: dict[str, tuple[str, packed.Packer, dict[str, Any]]] = {
     "compressed int8 of rows": ("Q8_0", *packed.KINDS["compressed_int8"]),
     "compressed packed int8 of rows": ("Q8_0", *packed.KINDS["compressed_packed_int8"]),
     "compressed int8 with zero points": (
-        "U8X32", packed.int8_zeros, packed.of_compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
+        "U8X128", packed.int8_zeros, packed.of_compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
     ),
 }  # fmt: skip
 
@@ -212,3 +215,7 @@ def test_a_quantized_checkpoint_keeps_its_weights_by_default(tmp_path: Path, lay
         drafted = engine.generate("the", method="ngram", max_new_tokens=24, ignore_eos=True)
     assert drafted.exact
     assert drafted.tokens == plain.tokens
+    proven = CliRunner().invoke(cli, ["verify", str(tmp_path / "bundle")])
+    assert proven.exit_code == 0
+    assert "ngram: exact: 1 of 1 prompts equal" in proven.output
+    assert "golden vectors: 1 of 1 reproduced" in proven.output

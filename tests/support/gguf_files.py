@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -40,6 +40,7 @@ SANDWICH = NAMES | {
 """Names for models with norms before and after each sub-layer."""
 
 Change = Callable[[GGUFWriter], object]
+INNER = 512  # numbers inside an MLP whose matrices have types of their own
 
 
 def gguf_name(name: str, model_type: str) -> str:
@@ -261,3 +262,40 @@ def write_t5(file: Path, config: Mapping[str, Any], weights: Mapping[str, NDArra
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def random_blocks(name: str, n: int, k: int) -> NDArray[np.uint8]:  # [n, bytes]
+    """Make rows of a type that the package cannot write: random codes with sane scales."""
+    size, length = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    random = np.random.default_rng(len(name) + n)
+    if name == "F16":
+        return random.normal(0, 0.05, (n, k)).astype("<f2").view(np.uint8)
+    blocks = random.integers(0, 256, (n, k // size, length), np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = random.integers(118, 122, blocks.shape[:2])
+        return blocks.reshape(n, -1)
+    least = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(name, (0,))
+    for at in least:
+        scales = random.uniform(1e-4, 4e-4, (*blocks.shape[:2], 1))
+        blocks[..., at : at + 2] = scales.astype("<f2").view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def with_types(**types: str) -> Change:
+    """Replace matrices of a file by random ones of other types, names having __ for a point.
+
+    An MLP has INNER numbers inside, so that one matrix of a layer has whole blocks of 256.
+    """
+
+    def change(writer: GGUFWriter) -> None:
+        tensors = writer.tensors[0]
+        writer.kv_data[0]["llama.feed_forward_length"].value = INNER
+        wanted = {name.replace("__", "."): kind for name, kind in types.items()}
+        for name in [name for name in tensors if "ffn_" in name and "norm" not in name]:
+            wanted.setdefault(name, "Q8_0")
+        for name, kind in wanted.items():
+            n, k = tensors.pop(name).shape
+            n, k = (n, INNER) if "ffn_down" in name else (INNER, k) if "ffn_" in name else (n, k)
+            writer.add_tensor(name, random_blocks(kind, n, k), raw_dtype=GGMLQuantizationType[kind])
+
+    return change

@@ -59,10 +59,10 @@ class ModelPlan:
 def plan_model(arch: Architecture, spec: ModelSpec, quantizer: str | None = None) -> ModelPlan:
     """Plan the files of a model; ``quantizer``: the name of what chooses its levels, None = they are rounded."""
     plans = storage_plans(arch, spec.format, spec.head, spec.plan, spec.fine, spec.layout)
-    native, encoders = plans["native"], encoder_plans(arch, spec)
+    native, encoders, kept = plans["native"], encoder_plans(arch, spec), plans[spec.layout].kept
     share = fine_share(native, spec.fine) if spec.fine else None
     low = encoders[ENCODER].low_nibble_bytes if ENCODER in encoders else 0
-    part = model_part(arch, spec, quantizer, native.low_nibble_bytes, share, low, native.kept)
+    part = model_part(arch, spec, quantizer, 0 if spec.stays_stock else native.low_nibble_bytes, share, low, kept)
     return ModelPlan(arch, spec, part, plans, encoders)
 
 

@@ -62,6 +62,11 @@ class ModelSpec:
     shares_encoder: bool = False  # a draft reads what the target's encoder gives
 
     @property
+    def stays_stock(self) -> bool:
+        """Whether weights are a file's own in the layout of stock operators, which is never converted."""
+        return self.format == FILE and self.layout == "stock"
+
+    @property
     def front_format(self) -> Format:
         """Weight format of vision and audio encoders: int8 in a 4-bit model, because they are comparatively small."""
         return "int8" if self.format in (*FOUR_BITS, FILE) else self.format
@@ -172,7 +177,7 @@ def stock_graphs(arch: Architecture, spec: ModelSpec) -> dict[str, Graph]:
     and the plain one, the fastest plain decoding.  A draft needs only the latter.  In the layout of stock operators a
     target has a standard one as well, which other programs open (``emit_standard``).
     """
-    if native_only(arch) or spec.format == FILE:  # see check_operators
+    if native_only(arch) or (spec.format == FILE and not spec.stays_stock):  # see check_operators
         return {}
     hidden, prefix = bool(arch.input_width or (spec.plan and not spec.draft)), spec.prefix
     if spec.draft:
@@ -238,7 +243,7 @@ def model_part(
         embedding_format="int8" if arch.embedding in spec.fine else None,
         int8_fraction=int8_fraction,
         bytes_per_weight=bytes_per_weight,
-        graphs={**stock_graphs(arch, spec), "native": native},
+        graphs=stock_graphs(arch, spec) | ({} if spec.stays_stock else {"native": native}),
         weights=prefix + WEIGHTS,
         index=None if spec.format == FILE else prefix + INDEX,
         layout=spec.layout,

@@ -104,7 +104,7 @@ def weight_bytes(
     fine: frozenset[str] = frozenset(),
 ) -> int:
     """Bytes of the weight file, exactly; with ``plan`` that of a checkpoint extended by its heads."""
-    return storage_plans(arch, form, head, plan, fine)[layout].end
+    return storage_plans(arch, form, head, plan, fine, layout)[layout].end
 
 
 def model_bytes(plan: ModelPlan) -> dict[str, int]:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from edgespec.export.emit.plan import HEADROOM, ORDER, Matrix, StoragePlan, Stored
 from edgespec.export.quantization import levels as quantize
+from edgespec.export.quantization.file_blocks import stock_rows
 from edgespec.export.quantization.native_packing import pack_rows
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.source.stored import FileRows
-from edgespec.runtimes.files.formats import FILE
+from edgespec.runtimes.files.formats import FILE, FILE_KINDS
 from edgespec.runtimes.files.packing import Packed
 
 Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares
@@ -120,26 +121,29 @@ class _Filler:
                 levels, scales = quantize.quantize_channel(rows, quantize.EMBEDDING_LEVELS)
                 yield levels.reshape(piece.shape), scales.reshape(len(piece), parts)
 
-        yield from _in_turn(f"{name}.table", f"{name}.table_scales", pieces())
+        yield from _in_turn((f"{name}.table", f"{name}.table_scales"), pieces())
 
     def _matrix(self, name: str, matrix: Matrix) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
         packed, levels, scales = matrix.packed, f"{name}.levels", f"{name}.scales"
         if matrix.form == FILE and packed is not None:
             yield f"{name}.packed", (piece for piece, _ in pack_rows(packed, self._file_rows(matrix)))
+        elif matrix.form == FILE:
+            names = (levels, scales, f"{name}.zeros") if f"{name}.zeros" in self.plan.entries else (levels, scales)
+            yield from _in_turn(names, (piece[: len(names)] for piece in self._stock_rows(matrix)))
         elif matrix.form == "fp32":
             rows = self._floats(matrix)
             yield (name, _columns(matrix, rows)) if packed is None else (f"{name}.packed", packed.pack_floats(rows))
         elif matrix.form == "w8a8":
             pieces = self._channels(matrix)
             if packed is None:
-                yield from _in_turn(levels, scales, pieces, lambda pieces: _columns(matrix, pieces))
+                yield from _in_turn((levels, scales), pieces, lambda pieces: _columns(matrix, pieces))
             else:
                 yield f"{name}.packed", packed.pack_channels(pieces)
         else:
             form = quantize.BLOCKS[matrix.form]
             pieces = self.blocks(matrix)
             if packed is None:
-                yield from _in_turn(levels, scales, (form.to_stock(*piece, matrix.k) for piece in pieces))
+                yield from _in_turn((levels, scales), (form.to_stock(*piece, matrix.k) for piece in pieces))
             else:
                 yield f"{name}.packed", packed.pack_blocks(pieces)
 
@@ -152,6 +156,10 @@ class _Filler:
     def _file_rows(self, matrix: Matrix) -> list[FileRows]:
         rows = [self.source.blocks(part) for part in matrix.parts]
         return [part for part in rows if part is not None]
+
+    def _stock_rows(self, matrix: Matrix) -> Iterator[tuple[NDArray[Any], ...]]:
+        for part, rows in zip(matrix.parts, self._file_rows(matrix), strict=True):
+            yield from stock_rows(FILE_KINDS[rows.type], rows, self.plan.shapes[part][0], matrix.k)
 
     def _floats(self, matrix: Matrix) -> Iterator[NDArray[np.float32]]:
         for part in matrix.parts:
@@ -176,21 +184,21 @@ class _Filler:
 
 
 def _in_turn(
-    levels: str,
-    scales: str,
-    pieces: Pieces,
+    names: Sequence[str],
+    pieces: Iterable[tuple[NDArray[Any], ...]],
     change: Callable[[Iterator[NDArray[Any]]], Iterable[NDArray[Any]]] = lambda pieces: pieces,
 ) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
-    """Levels, then their scales: those are small, and kept until the levels are written."""
-    kept: list[NDArray[np.float32]] = []
+    """Levels, then their scales and zero points: those are small, and kept until the levels are written."""
+    kept: list[tuple[NDArray[Any], ...]] = []
 
     def first() -> Iterator[NDArray[Any]]:
-        for piece, own in pieces:
-            kept.append(own)
+        for piece, *own in pieces:
+            kept.append(tuple(own))
             yield piece
 
-    yield levels, change(first())
-    yield scales, kept
+    yield names[0], change(first())
+    for at, name in enumerate(names[1:]):
+        yield name, [own[at] for own in kept]
 
 
 def _columns(matrix: Matrix, pieces: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:

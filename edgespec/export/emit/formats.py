@@ -11,8 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.export.emit.graph import FLOAT, MICROSOFT, UINT8, GraphBuilder
-from edgespec.export.quantization.levels import BLOCK, BLOCKS
-from edgespec.runtimes.files.formats import Format
+from edgespec.export.emit.plan import Matrix
+from edgespec.export.quantization.levels import BLOCKS
+from edgespec.runtimes.files.formats import Format, StockBlocks
 
 
 class LinearFormat(Protocol):
@@ -28,22 +29,25 @@ class LinearFormat(Protocol):
 
 
 class BlockFormat:
-    """int4 / int8: MatMulNBits, blocks of 32, integer arithmetic (accuracy level 4)."""
+    """MatMulNBits in integer arithmetic (accuracy level 4): int4 and int8 in blocks of 32, and a file's weights."""
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
+    def __init__(self, blocks: StockBlocks) -> None:
+        self.blocks = blocks
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
-        inputs = [x, graph.stored(f"{name}.levels"), graph.stored(f"{name}.scales")]
+        inputs = [x, graph.stored(f"{name}.levels"), graph.stored(f"{name}.scales"), *self._zeros(graph, name)]
         if bias:
-            inputs += ["", "", bias]
-        return graph.node("MatMulNBits", inputs, domain=MICROSOFT, K=k, N=n, bits=self.bits, block_size=BLOCK,
-                          accuracy_level=4)  # fmt: skip
+            inputs += [*[""] * (5 - len(inputs)), bias]
+        return graph.node("MatMulNBits", inputs, domain=MICROSOFT, K=k, N=n, bits=self.blocks.bits,
+                          block_size=self.blocks.size, accuracy_level=4)  # fmt: skip
 
     def lookup(self, graph: GraphBuilder, ids: str, name: str) -> str:
-        inputs = [graph.stored(f"{name}.rows"), ids, graph.stored(f"{name}.scales")]
-        return graph.node("GatherBlockQuantized", inputs, domain=MICROSOFT, bits=self.bits, block_size=BLOCK,
-                          gather_axis=0, quantize_axis=1)  # fmt: skip
+        inputs = [graph.stored(f"{name}.rows"), ids, graph.stored(f"{name}.scales"), *self._zeros(graph, name)]
+        return graph.node("GatherBlockQuantized", inputs, domain=MICROSOFT, bits=self.blocks.bits,
+                          block_size=self.blocks.size, gather_axis=0, quantize_axis=1)  # fmt: skip
+
+    def _zeros(self, graph: GraphBuilder, name: str) -> list[str]:
+        return [graph.stored(f"{name}.zeros")] if self.blocks.zeros else []
 
 
 class ChannelFormat:
@@ -91,10 +95,15 @@ class FloatFormat:
 
 
 LINEAR: dict[Format, LinearFormat] = {
-    **{form: BlockFormat(blocks.bits) for form, blocks in BLOCKS.items()},
+    **{form: BlockFormat(StockBlocks(blocks.bits)) for form, blocks in BLOCKS.items()},
     "w8a8": ChannelFormat(),
     "fp32": FloatFormat(),
 }
+
+
+def linear_format(matrix: Matrix) -> LinearFormat:
+    """Return the format of a stored matrix."""
+    return LINEAR[matrix.form] if matrix.blocks is None else BlockFormat(matrix.blocks)
 
 
 def table_rows(graph: GraphBuilder, ids: str, name: str) -> str:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edgespec.export.architectures.rules import Linear, Norm
 from edgespec.export.drafters.heads import HeadPlan
-from edgespec.export.emit.formats import LINEAR
+from edgespec.export.emit.formats import linear_format
 from edgespec.export.emit.graph import FLOAT, MICROSOFT, Branch, GraphBuilder
 from edgespec.export.emit.plan import StoragePlan, stacked_name
 
@@ -150,5 +150,8 @@ class GraphPieces:
         """x [1, R, k] times matrices stacked along n -> [1, R, n]."""
         name = stacked_name(part.weight for part in parts)
         matrix = self.storage.matrices[name]
-        bias = stacked_bias(self.graph, self.storage, parts)
-        return LINEAR[matrix.form].multiply(self.graph, x, name, matrix.k, matrix.n, bias)
+        bias, order = stacked_bias(self.graph, self.storage, parts), self.storage.order_of(parts[0].weight)
+        if order:  # groups of inputs that are stored together
+            given = [x, self.graph.stored(order)]
+            x = self.graph.once(("ordered", *given), lambda: self.graph.node("Gather", given, axis=-1))
+        return linear_format(matrix).multiply(self.graph, x, name, matrix.k, matrix.n, bias)

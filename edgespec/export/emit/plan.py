@@ -32,8 +32,9 @@ from edgespec.export.architectures.trace import Pass
 from edgespec.export.drafters.heads import HeadPlan, cut_head, group_matrices, is_head
 from edgespec.export.quantization.levels import BLOCK, BLOCKS
 from edgespec.export.source.derived import ExtendedCheckpoint
-from edgespec.runtimes.files.formats import FILE, FILE_KINDS, Format
+from edgespec.runtimes.files.formats import FILE, FILE_KINDS, STOCK_BLOCKS, Format, StockBlocks
 from edgespec.runtimes.files.formats import Kind as Packing
+from edgespec.runtimes.files.manifest import BytesPerWeight, Layout
 from edgespec.runtimes.files.packing import Packed
 
 Content = Literal["matrix", "rows", "vector", "angles", "positions", "order"]
@@ -100,6 +101,7 @@ class Matrix:
         n, k: of all together, stacked along n.
         form: of the levels.
         packed: where they are stored for native operators.
+        blocks: how stock operators have a file's own weights.
     """
 
     parts: tuple[str, ...]
@@ -107,6 +109,7 @@ class Matrix:
     k: int
     form: Format
     packed: Packed | None = None
+    blocks: StockBlocks | None = None
 
 
 class StoragePlan(WeightLayout):
@@ -134,6 +137,7 @@ class StoragePlan(WeightLayout):
         self.matrices: dict[str, Matrix] = {}
         self.inline: dict[str, int] = {}
         self.stacked: dict[str, tuple[Linear, ...]] = {}
+        self._orders: dict[bytes, str] = {}  # names of orders of inputs, by their numbers
 
     @property
     def planes(self) -> bool:
@@ -160,6 +164,19 @@ class StoragePlan(WeightLayout):
         if rows is None or (rows.order is not None and name == self.arch.embedding):
             return None
         return FILE_KINDS.get(rows.type)
+
+    def order_of(self, name: str) -> str:
+        """Name the order of a matrix's inputs, which others may have as well; "" = that of the model."""
+        rows = self.arch.source.blocks(name) if self.form_of(name) == FILE else None
+        if rows is None or rows.order is None:
+            return ""
+        return self._orders.setdefault(rows.order.tobytes(), f"{name}{ORDER}")
+
+    def store_order(self, name: str, dtype: Any = np.float32) -> None:
+        """Store an order of inputs by the name that ``order_of`` gives it."""
+        if name not in self.entries:
+            self.contents.append(("order", name))
+            self.add(name, self.shapes[name.removesuffix(ORDER)][1:], dtype)
 
     def width(self, *parts: Linear) -> int:
         """Rows of matrices stacked along n."""
@@ -232,15 +249,44 @@ class StoragePlan(WeightLayout):
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         raise NotImplementedError
 
+    @property
+    def kept(self) -> BytesPerWeight | None:
+        """Mean bytes of weights that are as their file has them; None = they are all of one format."""
+        if self.form != FILE:
+            return None
+        outside = self.arch.head.weight, self.arch.embedding
+        layers = [name for name in self.matrices if name not in outside]
+        whole = [name for name in outside if name in self.matrices] or layers
+        sizes = {name: one.n * one.k for name, one in self.matrices.items()}
+        planes = sum(sizes[name] for name in layers if self._low_nbytes(name))
+        return BytesPerWeight(
+            layers=self._mean_bytes(layers),
+            head=self._mean_bytes(whole[:1]),
+            embedding=self._mean_bytes(whole[-1:]),
+            planes=2 * planes > sum(sizes[name] for name in layers),
+        )
 
-def kept_types(arch: Architecture) -> tuple[list[str], list[str]]:
-    """Return the types of matrices that are packed as a file has them, and of those that are not, sorted."""
+    def _low_nbytes(self, name: str) -> int:
+        packed = self.matrices[name].packed
+        return packed.low_nbytes if packed else 0
+
+    def _mean_bytes(self, names: Sequence[str]) -> float:
+        """Mean bytes of a weight of some matrices."""
+        parts = ("", ".packed", ".levels", ".scales", ".zeros")
+        entries = [self.entries[name + part] for name in names for part in parts if name + part in self.entries]
+        stored = sum(entry.length for entry in entries) + sum(map(self._low_nbytes, names))
+        return stored / sum(self.matrices[name].n * self.matrices[name].k for name in names)
+
+
+def kept_types(arch: Architecture, layout: Layout = "native") -> tuple[list[str], list[str]]:
+    """Return the types of matrices that are stored as a file has them, and of those that are not, sorted."""
     found = {True: set[str](), False: set[str]()}
+    kinds = {name for name, kind in FILE_KINDS.items() if layout == "native" or kind == "f32" or kind in STOCK_BLOCKS}
     for name, shape in arch.tensors.items():
         if len(shape) == 2 and not name.endswith(ROUTER):
             rows = arch.source.blocks(name)
             own = CHANGED if rows is None else rows.type
-            found[own in FILE_KINDS].add(own)
+            found[own in kinds].add(own)
     return sorted(found[True]), sorted(found[False])
 
 
@@ -276,9 +322,22 @@ class StockPlan(StoragePlan, Pass[None]):
     def norm(self, x: None, norm: Norm) -> None:
         self.store_norm(norm)
 
+    def file_kind(self, name: str) -> Packing | None:
+        """Return how a matrix of a file is packed as it is; None = MatMulNBits cannot hold its values."""
+        kind = super().file_kind(name)
+        return kind if kind == "f32" or kind in STOCK_BLOCKS else None
+
+    def _joined(self, parts: tuple[Linear, ...]) -> bool:
+        """Whether matrices are stored as one.  Those of a file may differ, and float32 ones [k, n] are written whole:
+        two would be held at once.
+        """
+        if self.form != FILE:
+            return self.form != "fp32"
+        found = {(self.form_of(part.weight), self.file_kind(part.weight), self.order_of(part.weight)) for part in parts}
+        return len(found) == 1 and self.form_of(parts[0].weight) != "fp32"
+
     def linear(self, x: None, parts: tuple[Linear, ...], joined: bool) -> tuple[None, ...]:
-        # a float matrix [k, n] is written whole: two would be held at once
-        for together in (parts,) if joined and self.form != "fp32" else ((part,) for part in parts):
+        for together in (parts,) if joined and self._joined(parts) else ((part,) for part in parts):
             self._multiply(*together)
         return (None,) * len(parts)
 
@@ -377,6 +436,8 @@ class StockPlan(StoragePlan, Pass[None]):
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         n, k = matrix.n, matrix.k
+        if matrix.form == FILE:
+            return self._placed_blocks(name, matrix)
         if matrix.form == "fp32":
             self.add(name, (k, n), np.float32)
         elif matrix.form == "w8a8":
@@ -388,3 +449,17 @@ class StockPlan(StoragePlan, Pass[None]):
             self.add(f"{name}.scales", (n, blocks), np.float32)
             self.entries[f"{name}.rows"] = replace(self.entries[f"{name}.levels"], dims=(n, blocks * width))
         return matrix
+
+    def _placed_blocks(self, name: str, matrix: Matrix) -> Matrix:
+        kind = self.file_kind(matrix.parts[0])
+        assert kind is not None
+        own, n = STOCK_BLOCKS[kind], matrix.n
+        blocks, width = -(-matrix.k // own.size), own.size * own.bits // 8
+        self.add(f"{name}.levels", (n, blocks, width), np.uint8)
+        self.add(f"{name}.scales", (n, blocks), np.float32)
+        if own.zeros:
+            self.add(f"{name}.zeros", (n, -(-blocks * own.bits // 8)), np.uint8)
+        if order := self.order_of(matrix.parts[0]):
+            self.store_order(order, np.int64)
+        self.entries[f"{name}.rows"] = replace(self.entries[f"{name}.levels"], dims=(n, blocks * width))
+        return replace(matrix, blocks=own)

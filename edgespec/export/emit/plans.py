@@ -39,7 +39,8 @@ def storage_plans(
     """
     trace, plan = arch.trace(), heads or HeadPlan()
     native = NativePlan(arch, form, head or form, plan, fine)
-    form = "int8" if form == FILE else form  # which stock operators do not have: nothing is written by that plan
+    # weights of a file are never converted: nothing is written by the other plan
+    form = "int8" if form == FILE and written != "stock" else form
     stock = StockPlan(arch, form, head or form, plan, fine)
     stock.run(trace)
     lower(trace, native)

@@ -17,9 +17,8 @@ from edgespec.export.architectures.rules import Linear, LogitsRule, Norm
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.graph import BOOL, EDGESPEC, FLOAT, INT64, UINT8, GraphBuilder
 from edgespec.export.emit.pieces import stacked_bias, vector
-from edgespec.export.emit.plan import ORDER, Matrix, StoragePlan, stacked_name
+from edgespec.export.emit.plan import Matrix, StoragePlan, stacked_name
 from edgespec.runtimes.files.formats import FILE, SPECS, Format, Kind, acts_of
-from edgespec.runtimes.files.manifest import BytesPerWeight
 from edgespec.runtimes.files.packing import Packed
 
 PLAN, CONTROLS = 6, 8
@@ -237,7 +236,6 @@ class NativePlan(StoragePlan):
         super().__init__(arch, form, head, heads, fine)
         self.program = Program(self)
         self._low: dict[str, int] = {}
-        self._orders: dict[bytes, str] = {}  # names of orders of inputs, by their numbers
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
@@ -259,39 +257,10 @@ class NativePlan(StoragePlan):
         kind = kind or SPECS[form].kind
         return "q8" if kind == "p8" and self.arch.both_ways else kind
 
-    def order_of(self, name: str) -> str:
-        """Name the order of a matrix's inputs, which others may have as well; "" = that of the model."""
-        rows = self.arch.source.blocks(name) if self.form_of(name) == FILE else None
-        if rows is None or rows.order is None:
-            return ""
-        return self._orders.setdefault(rows.order.tobytes(), f"{name}{ORDER}")
-
-    def store_order(self, name: str) -> None:
-        """Store an order of inputs by the name that ``order_of`` gives it."""
-        if name not in self.entries:
-            self.contents.append(("order", name))
-            self.add(name, self.shapes[name.removesuffix(ORDER)][1:], np.float32)
-
     @property
     def low_nibble_bytes(self) -> int:
         """Bytes of the low planes."""
         return sum(self._low.values())
-
-    @property
-    def kept(self) -> BytesPerWeight | None:
-        """Mean bytes of weights that are as their file has them; None = they are all of one format."""
-        if self.form != FILE:
-            return None
-        outside = self.arch.head.weight, self.arch.embedding
-        layers = [one for name, one in self.matrices.items() if name not in outside]
-        whole = [one for name in outside if (one := self.matrices.get(name)) is not None] or layers
-        planes = sum(one.n * one.k for one in layers if one.packed and one.packed.low_nbytes)
-        return BytesPerWeight(
-            layers=_mean_bytes(layers),
-            head=_mean_bytes(whole[:1]),
-            embedding=_mean_bytes(whole[-1:]),
-            planes=2 * planes > sum(one.n * one.k for one in layers),
-        )
 
     def place_low(self) -> None:
         """Place the low planes last, so that runs that read only high planes never page them in."""
@@ -299,11 +268,6 @@ class NativePlan(StoragePlan):
         for name, nbytes in self._low.items():
             self.add(name, (nbytes,), np.uint8, align)
             align = CACHE_LINE
-
-
-def _mean_bytes(matrices: Sequence[Matrix]) -> float:
-    stored = sum(one.packed.nbytes + one.packed.low_nbytes for one in matrices if one.packed)
-    return stored / sum(one.n * one.k for one in matrices)
 
 
 def native_graph(plan: NativePlan) -> GraphBuilder:

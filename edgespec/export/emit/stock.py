@@ -13,11 +13,12 @@ from edgespec.export.architectures.rules import AttentionRule, Linear, Norm
 from edgespec.export.architectures.trace import Pass
 from edgespec.export.drafters.heads import HeadPlan, cut_head
 from edgespec.export.emit.attention import AttentionEmitter
-from edgespec.export.emit.formats import LINEAR, table_rows
+from edgespec.export.emit.formats import linear_format, table_rows
 from edgespec.export.emit.graph import BOOL, FLOAT, INT32, INT64, Declared
 from edgespec.export.emit.heads import head_logits
 from edgespec.export.emit.pieces import GraphPieces
-from edgespec.export.emit.plan import StoragePlan
+from edgespec.export.emit.plan import FLOATS, StoragePlan, is_quantized, kept_types
+from edgespec.runtimes.files.manifest import Layout
 
 
 def native_only(arch: Architecture) -> str:
@@ -25,6 +26,16 @@ def native_only(arch: Architecture) -> str:
     return GraphOps.lacks(arch.trace()) or (
         "tables of tokens beside its layers" if arch.drafter and arch.drafter.heads else ""
     )
+
+
+def keeps_weights(arch: Architecture, layout: Layout) -> bool:
+    """Whether a model's weights are quantized, and a bundle in this layout has them as their file does.
+
+    Native operators have nearly every type.  Stock ones must have all types but floats, which become int8.
+    """
+    if layout == "stock" and (native_only(arch) or set(kept_types(arch, layout)[1]) - FLOATS):
+        return False
+    return is_quantized(arch)
 
 
 class GraphOps(GraphPieces, Pass[str]):
@@ -210,7 +221,7 @@ class GraphOps(GraphPieces, Pass[str]):
         """Rows of the embedding -> [1, T, hidden]."""
         if f"{weight}.table" in self.storage.entries:
             return table_rows(self.graph, "input_ids", weight)
-        return LINEAR[self.storage.matrices[weight].form].lookup(self.graph, "input_ids", weight)
+        return linear_format(self.storage.matrices[weight]).lookup(self.graph, "input_ids", weight)
 
     def _branch_outputs(self, names: list[str]) -> list[Declared]:
         dims = [self.x_dims] + [self.kv_dims] * (len(names) - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,7 @@ from edgespec.export.source.stored import FileRows
 
 SIZES = 128, 64, 32  # of groups that there are kernels for
 
-# levels uint8 [r, k], zero points [r, groups] and scales float32 [r, groups] of consecutive rows
-Parts = Callable[[slice], tuple[NDArray[np.uint8], NDArray[np.integer], NDArray[np.float32]]]
+Parts = Callable[[slice], tuple[NDArray[Any], ...]]  # of consecutive rows
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class GroupedRows:
     bits: int  # of a level
     group: NDArray[np.int64]  # of each input, [k]
     symmetric: bool  # whether every zero point is the middle of the range
-    parts: Parts
+    levels: Parts  # uint8 [r, k]
+    scales: Parts  # zero points [r, groups] and scales float32 [r, groups]
+    pairs: Parts | None = None  # levels of 4 bits as Q4_0 has them, 32 in 16 bytes: uint8 [r, k / 2]
 
     def as_blocks(self, exact: bool) -> FileRows:
         """Return them as blocks, or with a type that has no kernels, whose name says why.
@@ -44,7 +46,8 @@ class GroupedRows:
         if not size or not exact:
             why = "with scales that are not float16" if size else f"in groups that are not multiples of {SIZES[-1]}"
             return without_kernels(f"{self.bits} bits {why}")
-        size = size if self.bits <= 4 else SIZES[-1]
+        if self.bits > 4 and (self.symmetric or size != SIZES[0]):
+            size = SIZES[-1]  # of 8 bits a repeated scale is a small part, and Q8_0 has two planes
         if self.symmetric and size == SIZES[-1]:
             return FileRows("Q4_0" if self.bits <= 4 else "Q8_0", lambda rows: self._read(rows, order, size, 0), order)
         name = f"U{4 if self.bits <= 4 else 8}X{size}"
@@ -53,21 +56,15 @@ class GroupedRows:
     def _read(
         self, rows: slice | NDArray[np.int64], order: NDArray[np.int64] | None, size: int, zero_bytes: int
     ) -> NDArray[np.uint8]:  # [r, bytes]
-        levels, zeros, scales = self._some(rows)
+        zeros, scales = _some(self.scales, rows)
         if not np.isfinite(scales).all():
             raise ExportError(
                 f"{self.file}: scales hold NaN or infinity", "the checkpoint is damaged: download it again"
             )
-        group = self.group
-        if order is not None:
-            levels, group = levels[:, order], group[order]
-        own = group[::size]  # of each block
-        middle = 8 if self.bits <= 4 else 128
-        blocks, count = levels.reshape(len(levels), len(own), size), len(levels)
-        if self.bits <= 4:
-            pairs = blocks.reshape(count, len(own), -1, 2, 16)
-            blocks = (pairs[..., 0, :] | pairs[..., 1, :] << np.uint8(4)).reshape(count, len(own), -1)
-        elif not zero_bytes:
+        own = (self.group if order is None else self.group[order])[::size]  # of each block
+        middle, count = 8 if self.bits <= 4 else 128, len(scales)
+        blocks = self._codes(rows, order).reshape(count, len(own), -1)
+        if self.bits > 4 and not zero_bytes:
             blocks = blocks ^ np.uint8(128)  # Q8_0 has signed levels
         out = np.empty((count, len(own), 2 + zero_bytes + blocks.shape[2]), np.uint8)
         out[..., :2] = scales[:, own].astype("<f2")[..., None].view(np.uint8)
@@ -76,18 +73,25 @@ class GroupedRows:
         out[..., 2 + zero_bytes :] = blocks
         return out.reshape(count, -1)
 
-    def _some(
-        self, rows: slice | NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.integer], NDArray[np.float32]]:
-        if isinstance(rows, slice):
-            return self.parts(rows)
-        ordered = np.unique(rows)
-        runs = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1) if len(ordered) else [ordered]
-        found = [self.parts(slice(int(run[0]), int(run[-1]) + 1)) if len(run) else self.parts(slice(0, 0))
-                 for run in runs]  # fmt: skip
-        levels, zeros, scales = (np.concatenate(part)[np.searchsorted(ordered, rows)]
-                                 for part in zip(*found, strict=True))  # fmt: skip
-        return levels, zeros, scales
+    def _codes(self, rows: slice | NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArray[np.uint8]:
+        """Return levels as blocks have them, [r, bytes]."""
+        if self.pairs is not None and order is None:
+            return _some(self.pairs, rows)[0]
+        (levels,) = _some(self.levels, rows)
+        levels = levels if order is None else levels[:, order]
+        if self.bits > 4:
+            return levels
+        pairs = levels.reshape(len(levels), -1, 2, 16)
+        return pairs[..., 0, :] | pairs[..., 1, :] << np.uint8(4)
+
+
+def _some(parts: Parts, rows: slice | NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+    if isinstance(rows, slice):
+        return parts(rows)
+    ordered = np.unique(rows)
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1) if len(ordered) else [ordered]
+    found = [parts(slice(int(run[0]), int(run[-1]) + 1)) if len(run) else parts(slice(0, 0)) for run in runs]
+    return tuple(np.concatenate(part)[np.searchsorted(ordered, rows)] for part in zip(*found, strict=True))
 
 
 def without_kernels(name: str) -> FileRows:

@@ -43,6 +43,16 @@ def unpack(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = 
     return levels.reshape(*words.shape[:-1], words.shape[-1] * (32 // bits))
 
 
+def _joined(low: NDArray[np.uint32], high: NDArray[np.uint32]) -> NDArray[np.uint8]:  # [...] both -> [..., 8]
+    """Join the eight nibbles of two words in bytes."""
+    even = low & np.uint32(0x0F0F0F0F) | (high & np.uint32(0x0F0F0F0F)) << np.uint32(4)
+    odd = low >> np.uint32(4) & np.uint32(0x0F0F0F0F) | high & np.uint32(0xF0F0F0F0)
+    out = np.empty((*even.shape, 4, 2), np.uint8)
+    for at, words in enumerate((even, odd)):
+        out[..., at] = words.view(np.uint8).reshape(*words.shape, 4)
+    return out.reshape(*even.shape, 8)
+
+
 def dequantize(
     levels: NDArray[np.generic], zeros: NDArray[np.float32], scales: NDArray[np.float32], group: NDArray[np.int64]
 ) -> NDArray[np.float32]:
@@ -100,11 +110,14 @@ class Scaled:
         scales = self.scale.raw().astype(np.float32).reshape(grid)
         zeros = np.zeros(grid, np.int16) if self.zero is None else self.zero.raw().astype(np.int16).reshape(grid)
 
-        def parts(rows: slice) -> tuple[NDArray[np.uint8], NDArray[np.int16], NDArray[np.float32]]:
-            down = np.arange(*span(rows, n)) // high
-            return self.levels.raw(rows).view(np.uint8) ^ np.uint8(128), zeros[down] + 128, scales[down]
+        def levels(rows: slice) -> tuple[NDArray[np.uint8]]:
+            return (self.levels.raw(rows).view(np.uint8) ^ np.uint8(128),)
 
-        rows = GroupedRows(self.file, 8, np.arange(k) // wide, not zeros.any(), parts)
+        def others(rows: slice) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+            down = np.arange(*span(rows, n)) // high
+            return zeros[down] + 128, scales[down]
+
+        rows = GroupedRows(self.file, 8, np.arange(k) // wide, not zeros.any(), levels, others)
         return rows.as_blocks(is_half(scales))
 
 
@@ -132,7 +145,7 @@ class PackedMatrix:
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
         columns = slice(*span(columns, self.shape[1]))
-        levels, zeros, scales = self._parts(rows, columns)
+        (levels,), (zeros, scales) = self._read(rows, columns), self._scales(rows)
         return dequantize(levels, zeros.astype(np.float32), scales, self.group[columns])
 
     def blocks(self) -> FileRows:
@@ -143,19 +156,41 @@ class PackedMatrix:
     def _blocks(self) -> FileRows:
         middle = (1 << (self.bits - 1)) - self.add
         symmetric = self.bits > 2 and (self.zeros is None or _all_zeros_are(self, middle))
-        rows = GroupedRows(self.file, self.bits, self.group, symmetric, lambda rows: self._parts(rows, slice(None)))
+        rows = GroupedRows(self.file, self.bits, self.group, symmetric, lambda rows: self._read(rows, slice(None)),
+                           self._scales, self._pairs if self.bits == 4 else None)  # fmt: skip
         return rows.as_blocks(self.scales.dtype == "F16" or is_half(self.scales.raw().astype(np.float32)))
 
-    def _parts(self, rows: slice, columns: slice) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
-        """Read levels [rows, columns], zero points [rows, groups] and scales [rows, groups]."""
-        rows, columns, every = slice(*span(rows, self.shape[0])), slice(*span(columns, self.shape[1])), slice(None)
+    def _read(self, rows: slice, columns: slice) -> tuple[NDArray[np.uint8]]:
+        """Read levels [rows, columns]."""
+        rows, columns = slice(*span(rows, self.shape[0])), slice(*span(columns, self.shape[1]))
+        return (self._levels(self.words, self.axes[0], rows, columns),)
+
+    def _scales(self, rows: slice) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Read zero points and scales [rows, groups]."""
+        rows, every = slice(*span(rows, self.shape[0])), slice(None)
         scales = self.scales.raw(*((every, rows) if self.turned else (rows,))).astype(np.float32)
-        scales = scales.T if self.turned else scales  # [rows, groups]
+        scales = scales.T if self.turned else scales
         zeros = np.full(scales.shape, 1 << (self.bits - 1), np.uint8)
         if self.zeros is not None:
             points = self._levels(self.zeros, self.axes[1], rows, every) + np.uint8(self.add)
             zeros = points & np.uint8((1 << self.bits) - 1)
-        return self._levels(self.words, self.axes[0], rows, columns), zeros, scales
+        return zeros, scales
+
+    def _pairs(self, rows: slice) -> tuple[NDArray[np.uint8]]:  # [rows, k / 2]
+        """Put levels i and i + 16 of each 32 inputs into a byte, word by word; k is a multiple of 32."""
+        (start, stop), groups = span(rows, self.shape[0]), self.shape[1] // 32
+        if self.axes[0] == 1 and self.turned:  # a word has levels of eight rows
+            words = self.words.raw(slice(None), slice(start // MANY, -(-stop // MANY))).view(np.uint32)
+            words = words.reshape(groups, 2, 16, -1)
+            found = _joined(words[:, 0], words[:, 1])[..., list(self.places or range(MANY))]  # [groups, 16, words, 8]
+            found = found.reshape(groups, 16, -1)[..., start % MANY :][..., : stop - start].transpose(2, 0, 1)
+        elif self.turned:
+            words = self.words.raw(slice(None), slice(start, stop)).view(np.uint32).reshape(groups, 2, 2, -1)
+            found = _joined(words[:, 0], words[:, 1]).transpose(2, 0, 1, 3)  # [rows, groups, 2, 8]
+        else:
+            words = self.words.raw(slice(start, stop)).view(np.uint32).reshape(stop - start, groups, 2, 2)
+            found = _joined(words[:, :, 0], words[:, :, 1])
+        return (np.ascontiguousarray(found).reshape(stop - start, -1),)
 
     def _levels(self, part: Plain, axis: int, rows: slice, across: slice) -> NDArray[np.uint8]:
         """Unpack the part of some rows -> [rows, inputs or groups]."""

@@ -14,7 +14,7 @@ Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8", "file"]
 GgmlKind = Literal[
     "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"
 ]  # fmt: skip
-GroupKind = Literal["u4x32", "u4x64", "u4x128", "u8x32"]
+GroupKind = Literal["u4x32", "u4x64", "u4x128", "u8x32", "u8x128"]
 HalfKind = Literal["f16", "bf16"]
 Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"] | GgmlKind | GroupKind | HalfKind
 Family = Literal["blocks", "channels", "floats"]
@@ -78,7 +78,7 @@ SPECS: dict[Format, FormatSpec] = {
         FormatSpec("int4-64", "q4x64", 3, 4, 64),
         FormatSpec("int8", "p8", 4, 8, 32, devices=True),
         FormatSpec("w8a8", "c8", 2, 8, 0),
-        FormatSpec("fp32", "f32", 22, 32, 0, devices=True),
+        FormatSpec("fp32", "f32", 23, 32, 0, devices=True),
     )
 }
 FORMATS: tuple[Format, ...] = tuple(SPECS)  # that weights can be rounded to
@@ -150,12 +150,31 @@ GGML: dict[Kind, GgmlSpec] = {
         GgmlSpec("u4x64", 17, 64, 4, 0, 32, 8, "zero", minimum=True),
         GgmlSpec("u4x128", 18, 128, 4, 0, 32, 8, "zero", minimum=True),
         GgmlSpec("u8x32", 19, 32, 8, 0, 32, 128, "zero", minimum=True),
+        GgmlSpec("u8x128", 20, 128, 8, 0, 32, 128, "zero", minimum=True),
     )
 }  # fmt: skip
-HALVES: dict[Kind, int] = {"f16": 20, "bf16": 21}  # numbers in C++; weights of 16 bits, multiplied as float32
+HALVES: dict[Kind, int] = {"f16": 21, "bf16": 22}  # numbers in C++; weights of 16 bits, multiplied as float32
 # types of files by their names, and what matrices of them become
 FILE_KINDS: dict[str, Kind] = {
     "Q4_0": "q4", "Q8_0": "p8", "F32": "f32", "F16": "f16", "BF16": "bf16", **{name.upper(): name for name in GGML},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StockBlocks:
+    """How MatMulNBits holds a matrix of a file with the file's own values: ``scale * (level - zero)``."""
+
+    bits: int  # of a level
+    size: int = BLOCK  # weights of a row that share a scale
+    zeros: bool = False  # whether zero points are stored; else they are the middle of the range
+
+
+# kinds whose weights are a scale times an integer; others become int8 on stock operators
+STOCK_BLOCKS: dict[Kind, StockBlocks] = {
+    "q4": StockBlocks(4), "p8": StockBlocks(8), "q5_0": StockBlocks(8), "iq4_nl": StockBlocks(8),
+    "iq4_xs": StockBlocks(8), "mxfp4": StockBlocks(8), "q3_k": StockBlocks(4, 16), "q6_k": StockBlocks(8, 16),
+    "u4x32": StockBlocks(4, zeros=True), "u4x64": StockBlocks(4, zeros=True), "u4x128": StockBlocks(4, zeros=True),
+    "u8x32": StockBlocks(8, zeros=True), "u8x128": StockBlocks(8, zeros=True),
 }  # fmt: skip
 
 

@@ -24,7 +24,8 @@ constexpr CodePlace code_place(Kind kind, int b, int i) {
     case kQ4_K: return {b / 2 * 8 + j, b % 2 * 4, 0, 0};
     case kQ5_K: return {b / 2 * 8 + j, b % 2 * 4, j, b};
     case kQ6_K: return {n * 16 + b % 2 * 8 + j, b % 4 / 2 * 4, n * 8 + j, b % 4 * 2};
-    case kU8X32: return {j, 0, 0, 0};
+    case kU8X32:
+    case kU8X128: return {b * 8 + j, 0, 0, 0};
     default: return {b * 4 + j % 4, j / 4 * 4, 0, 0};
   }
 }

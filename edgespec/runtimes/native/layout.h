@@ -26,7 +26,7 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 //       model of 4 bits: it replaces a weight by the middle of those that share its high nibble.
 //   kC8: a scale per column instead of per block: all payloads as in kQ8, then 16 float32 scales.
 //   kF32: [k][16] float32; kF16, kBF16: the same of 16-bit numbers.
-//   kQ4_1 to kU8X32: block types of files, bit for bit: ggml's (ggml-common.h), and from kU4X32 on groups of GPTQ, AWQ
+//   kQ4_1 to kU8X128: block types of files, bit for bit: ggml's (ggml-common.h), and from kU4X32 on groups of GPTQ, AWQ
 //        and compressed-tensors.  First the codes of each group of weights that the file keeps together, after those of
 //        all groups the scales; k is whole groups.  Codes are ggml's bytes, four by four of 16 columns; of kQ5_0 and
 //        kQ5_1 also a vector of upper bits, bit j of byte [c * 4 + i] that of k = 4 j + i.  Then 16 float16 scales (or
@@ -34,7 +34,7 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 //        scales, then those of the minima; kQ2_K has both in one byte, as ggml does.  Of kZero 16 zero points in a byte
 //        each follow the scales, less the code of 0.
 // Only looked up, not multiplied by: kR8: [n, k] int8, with a float32 scale per row; kR32: [n, k] float32.
-constexpr bool is_ggml(Kind kind) { return kind >= kQ4_1 && kind <= kU8X32; }
+constexpr bool is_ggml(Kind kind) { return kind >= kQ4_1 && kind <= kU8X128; }
 constexpr GgmlFacts ggml(Kind kind) { return kGgml[is_ggml(kind) ? kind - kQ4_1 : 0]; }
 constexpr bool takes_floats(Kind kind) { return kKinds[kind].acts == kF32; }  // of activations
 constexpr bool is_four(Kind kind) { return kKinds[kind].bits == 4 && !is_ggml(kind); }

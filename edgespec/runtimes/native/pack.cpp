@@ -37,6 +37,7 @@ Block block_of(Kind kind) {
     case kU4X64: return {35, 3, 0, 0, 2};
     case kU4X128: return {67, 3, 0, 0, 2};
     case kU8X32: return {35, 3, 0, 0, 2};
+    case kU8X128: return {131, 3, 0, 0, 2};
     default: return {0, 0, 0, 0, 0};
   }
 }

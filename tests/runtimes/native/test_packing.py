@@ -80,8 +80,9 @@ def test_resident_bytes_stay_near_those_of_the_file() -> None:
         assert packed.nbytes + packed.low_nbytes <= 1.05 * 1024 * 1536 // size * length, name
 
 
-@pytest.mark.parametrize("kind, bits", [("u4x32", 4), ("u4x64", 4), ("u4x128", 4), ("u8x32", 8)])
-def test_resident_bytes_stay_near_those_of_a_checkpoint(kind: Kind, bits: int) -> None:
+@pytest.mark.parametrize(
+    "kind, bits, size", [("u4x32", 4, 32), ("u4x64", 4, 64), ("u4x128", 4, 128), ("u8x32", 8, 64), ("u8x128", 8, 128)]
+)
+def test_resident_bytes_stay_near_those_of_a_checkpoint(kind: Kind, bits: int, size: int) -> None:
     """Such a checkpoint has a float16 scale and a packed zero point a group."""
-    size = int(kind.split("x")[1])
     assert Packed(kind, 1024, 1536).nbytes <= 1.05 * 1024 * 1536 * (bits + (16 + bits) / size) / 8
