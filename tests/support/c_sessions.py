@@ -188,6 +188,14 @@ class Session(Owned):
                byref(settings), ON_ROUND(told), None)  # fmt: skip
         return tokens
 
+    def save(self, path: Path) -> None:
+        called("edgespec_session_save", self.handle, str(path).encode())
+
+    def restore(self, path: Path) -> int:
+        tokens = c_int64()
+        called("edgespec_session_restore", self.handle, str(path).encode(), byref(tokens))
+        return tokens.value
+
     def cancel(self) -> None:
         library().edgespec_cancel(self.handle)
 

@@ -181,6 +181,8 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads) {
     expect_vocab(*draft, draft_part, "draft");
     methods["speculative"] = read_method(manifest["methods"]["speculative"], false);
   }
+  const Json& entry = manifest["files"][manifest["target"]["weights"].text("weights")];
+  if (!entry["sha256"].is_null()) weights = entry["sha256"].text("sha256");
   stops = manifest["tokenizer"]["eos"].numbers("eos");
 }
 

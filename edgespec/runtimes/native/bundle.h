@@ -44,6 +44,7 @@ struct edgespec_bundle {
   std::map<std::string, edgespec::MethodPart> methods;
   // ngram, and then the other method that is predicted to be fastest.
   std::string chain() const;
+  std::string weights;                 // SHA-256 of those of the target; empty: the manifest does not say
   std::vector<int64_t> stops;          // tokens that end a text
   edgespec::CostModel::Points verify;  // times of passes by rows on the exporting machine; empty: not known
   std::atomic<int64_t> users{1};

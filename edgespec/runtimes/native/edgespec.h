@@ -229,6 +229,12 @@ EDGESPEC_API int edgespec_session_open(edgespec_bundle* bundle, const edgespec_s
 EDGESPEC_API void edgespec_session_close(edgespec_session* session);           /* null is fine */
 EDGESPEC_API uint64_t edgespec_session_bytes(const edgespec_session* session); /* of its caches */
 
+/* Writes the session's text and the keys and values of its target to a file that only its owner can read, such as a
+ * long prompt that later processes begin with.  Restoring needs the same weights and format of keys; draft models read
+ * the tokens again.  A damaged file is refused; one that was made to deceive can change texts. */
+EDGESPEC_API int edgespec_session_save(edgespec_session* session, const char* path);
+EDGESPEC_API int edgespec_session_restore(edgespec_session* session, const char* path, int64_t* tokens);
+
 /* The settings of a text are Python's (docs/reference/settings.md).  Zero is off, or the default. */
 typedef struct edgespec_settings {
   uint32_t size;

@@ -1,8 +1,9 @@
-// A file in memory, read only.
+// Files: in memory, read only, and written at once.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace edgespec {
 
@@ -21,5 +22,13 @@ class Mapping {
   const uint8_t* data_ = nullptr;
   size_t size_ = 0;
 };
+
+struct Piece {
+  const void* data;
+  size_t size;
+};
+
+// Writes a file that only its owner can read, in the place of an older one.  Throws std::invalid_argument.
+void write_file(const std::string& path, const std::vector<Piece>& pieces);
 
 }  // namespace edgespec

@@ -236,6 +236,12 @@ struct edgespec_session {
                                   reading);
   }
 
+  // Names all that keys and values depend on.
+  std::string key() const {
+    if (bundle.weights.empty()) refuse("the manifest does not say what its weights are: export the bundle again");
+    return bundle.weights + " " + std::to_string(target.format());
+  }
+
   edgespec_round next() {
     if (!loop) refuse("expected a text that was begun");
     const Round& found = loop->next();
@@ -309,6 +315,22 @@ void edgespec_session_close(edgespec_session* session) { delete session; }
 
 uint64_t edgespec_session_bytes(const edgespec_session* session) {
   return session ? session->target.bytes() + (session->draft ? session->draft->bytes() : 0) : 0;
+}
+
+int edgespec_session_save(edgespec_session* session, const char* path) {
+  return session_call(session, [&] {
+    if (!path) refuse("expected a path");
+    session->target.save(path, session->key());
+  });
+}
+
+int edgespec_session_restore(edgespec_session* session, const char* path, int64_t* tokens) {
+  return session_call(session, [&] {
+    if (!path) refuse("expected a path");
+    session->target.restore(path, session->key());
+    session->loop.reset();
+    if (tokens) *tokens = int64_t(session->target.tokens().size());
+  });
 }
 
 int edgespec_begin(edgespec_session* session, const int64_t* prompt, int64_t count, const edgespec_settings* settings) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+
+#include "mapping.h"
 
 namespace edgespec {
 
@@ -76,6 +79,89 @@ void Target::keep(const int32_t* rows, int32_t count) {
   cache_->slots[0].text.keep(wide.data(), count, cache_->slots[0].first);
   for (int64_t row : wide) tokens_.push_back(rows_[size_t(row)]);
   rows_.clear();
+}
+
+// ---- on the disk
+// -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+// A file is this, then the key, the tokens, and the slot's memory: states, and blocks up to the last token.
+struct SavedHead {
+  char magic[8];
+  uint64_t version, key, tokens, high_water_mark, bytes;  // key, bytes: sizes
+  uint64_t checksum;                                      // of all that follows: it finds damage, and no malice
+};
+constexpr char kMagic[] = "EDGETEXT";
+constexpr uint64_t kSavedVersion = 1;
+
+uint64_t checksum_of(const std::vector<Piece>& pieces) {
+  uint64_t sum = 0;
+  for (const Piece& piece : pieces) {
+    const auto* bytes = static_cast<const uint8_t*>(piece.data);
+    for (size_t at = 0; at < piece.size; at += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, bytes + at, std::min<size_t>(8, piece.size - at));
+      sum = (sum ^ word) * 0x9E3779B97F4A7C15;
+      sum ^= sum >> 29;
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+// Bytes of the slot's memory that `tokens` tokens take.
+static size_t bytes_of(const KvLayout& layout, uint64_t tokens) {
+  return layout.header_bytes() + size_t((tokens + kKvBlock - 1) / kKvBlock) * layout.block_bytes();
+}
+
+void Target::save(const std::string& path, const std::string& key) {
+  Text& text = cache_->slots[0].text;
+  text.forget_rows();
+  rows_.clear();
+  exclusive([&] { settle(*cache_, 0); });
+  SavedHead head{{}, kSavedVersion, key.size(), tokens_.size(), uint64_t(text.high_water_mark()), 0, 0};
+  std::memcpy(head.magic, kMagic, sizeof head.magic);
+  head.bytes = bytes_of(cache_->layout, tokens_.size());
+  const std::vector<Piece> pieces{
+      {key.data(), key.size()}, {tokens_.data(), 8 * tokens_.size()}, {cache_->base, size_t(head.bytes)}};
+  head.checksum = checksum_of(pieces);
+  write_file(path, {{&head, sizeof head}, pieces[0], pieces[1], pieces[2]});
+}
+
+void Target::restore(const std::string& path, const std::string& key) {
+  const Mapping file(path);
+  SavedHead head;
+  if (file.size() < sizeof head) refuse(path + ": not a saved text");
+  std::memcpy(&head, file.data(), sizeof head);
+  if (std::memcmp(head.magic, kMagic, sizeof head.magic)) refuse(path + ": not a saved text");
+  if (head.version != kSavedVersion) refuse(path + ": saved by another version");
+  const uint64_t left = file.size() - sizeof head, most = uint64_t(context_);
+  if (head.key > left || head.tokens > left / 8 || head.bytes > left || head.key + 8 * head.tokens + head.bytes != left)
+    refuse(path + ": truncated or damaged");
+  const uint8_t *name = file.data() + sizeof head, *tokens = name + head.key, *memory = tokens + 8 * head.tokens;
+  if (head.key != key.size() || std::memcmp(name, key.data(), key.size())) refuse(path + ": saved with another model");
+  if (checksum_of({{name, head.key}, {tokens, 8 * head.tokens}, {memory, head.bytes}}) != head.checksum)
+    refuse(path + ": damaged");
+  if (head.tokens >= most || head.high_water_mark > uint64_t(cache_->layout.capacity(cache_->each)) ||
+      head.high_water_mark < head.tokens || head.bytes != bytes_of(cache_->layout, head.tokens))
+    refuse(path + ": " + std::to_string(head.tokens) + " tokens do not fit this session");
+  std::vector<int64_t> saved(size_t(head.tokens));
+  std::memcpy(saved.data(), tokens, 8 * saved.size());
+  for (int64_t token : saved)
+    if (token < 0 || token >= vocab()) refuse(path + ": a token outside the vocabulary");
+  std::memcpy(cache_->base, memory, size_t(head.bytes));
+  Text& text = cache_->slots[0].text;
+  text.hold(int64_t(saved.size()), int64_t(head.high_water_mark));
+  tokens_ = std::move(saved);
+  rows_.clear();
+  const auto held = text.held();
+  if (text.delta() && (held.first != text.length() || held.second != text.length())) {
+    text.clear();
+    tokens_.clear();
+    refuse(path + ": its states are of another text");
+  }
 }
 
 }  // namespace edgespec

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "texts.h"
@@ -29,7 +30,8 @@ class Target {
   int64_t vocab() const { return cache_->model.program.vocab; }  // columns of its logits
   int64_t context() const { return context_; }
   const Gates& gates() const { return cache_->model.gates; }
-  const std::vector<int64_t>& tokens() const { return tokens_; }  // whose keys and values are there
+  const std::vector<int64_t>& tokens() const { return tokens_; }                   // whose keys and values are there
+  int format() const { return cache_->layout.keys * 16 + cache_->layout.values; }  // of keys and values
   uint64_t bytes() const { return edgespec_cache_bytes(cache_); }
 
   // Crops the text to its common prefix with the first `count` of other tokens, of which the first `same` are known to
@@ -44,6 +46,11 @@ class Target {
   edgespec_result run(const TextRows& rows);
   // Commits rows of the last pass, a path.
   void keep(const int32_t* rows, int32_t count);
+
+  // Writes the text with its keys and values.  key: names all that they depend on.  Throws std::invalid_argument.
+  void save(const std::string& path, const std::string& key);
+  // Loads a text that was saved with the same key.  Throws Failure, std::invalid_argument: nothing has changed.
+  void restore(const std::string& path, const std::string& key);
 
   uint64_t nanoseconds() const { return nanoseconds_; }  // in passes, since it was made
 

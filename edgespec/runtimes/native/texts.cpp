@@ -216,7 +216,7 @@ void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int 
   cache.slots[slot].text.keep(nullptr, count);
 }
 
-void keep_states(edgespec_cache& cache, int32_t slot) {
+void settle(edgespec_cache& cache, int32_t slot) {
   Text& text = cache.slots[slot].text;
   const bool behind = text.delta() && text.held().first < text.length();
   if (behind || text.moves()) {  // what `keep` left to the next pass; behind: by a row that is forgotten
@@ -231,7 +231,11 @@ void keep_states(edgespec_cache& cache, int32_t slot) {
     p.gates = gates_of(cache.model, r);
     launch_text(cache, p, parts, nullptr, 0, 0);
   }
-  text.checkpoint();
+}
+
+void keep_states(edgespec_cache& cache, int32_t slot) {
+  settle(cache, slot);
+  cache.slots[slot].text.checkpoint();
 }
 
 }  // namespace edgespec

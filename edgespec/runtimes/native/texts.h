@@ -166,6 +166,9 @@ void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int6
 // Appends tokens to a slot's text, without the LM head.
 void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count);
 
+// Does what `keep` left to the next pass.
+void settle(edgespec_cache& cache, int32_t slot);
+
 // Keeps the states of a slot's text as it is.
 void keep_states(edgespec_cache& cache, int32_t slot);
 
