@@ -138,6 +138,8 @@ def _beside(manifest: Manifest) -> Iterator[tuple[str, str]]:
             what += f", {manifest.draft.format}"
         if manifest.draft.origin == "optimum":
             what += ", exported by optimum"
+        if manifest.translation:
+            what += f", another tokenizer with {manifest.translation.shared} shared tokens"
         yield "draft", what + _cut(manifest.draft)
     if manifest.target.heads:
         yield "heads", _heads(manifest)

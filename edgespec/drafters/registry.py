@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edgespec.decoding.settings import DraftOptions
     from edgespec.drafters.ngram_stores import NGramStore
     from edgespec.runtimes.slots.slot import Slot
+    from edgespec.runtimes.text.translation import Translation
 
 Needs = Literal["text", "draft", "layers", "heads", "drafter"]
 HeadKind = Literal["medusa", "blockwise", "exit"]
@@ -102,7 +103,7 @@ _CORE = {
     ),
     SPECULATIVE: Method(
         "a small draft model",
-        f"{_HERE}.speculative:build",
+        f"{_HERE}.draft_models:build",
         "draft",
         # chains without end give 1 / (1 - a) tokens per round
         prior=Prior(1 - 1 / 2.49, "a draft of 68M in Spec-Bench, arXiv 2401.07851"),
@@ -217,6 +218,12 @@ def drafters_apart() -> tuple[str, ...]:
 def has_exits(name: str) -> bool:
     """Return whether a method's heads are early exits; False for a name that is not known here."""
     return name in METHODS and METHODS[name].heads == "exit"
+
+
+def draft_drafter(model: Slot, vocab: int, translation: Translation | None) -> Drafter:
+    """Build the drafter of a draft model to measure it; see ``draft_models.drafter_of``."""
+    made: Drafter = import_module(f"{_HERE}.draft_models").drafter_of(model, vocab, translation)
+    return made
 
 
 def searching() -> tuple[str, ...]:

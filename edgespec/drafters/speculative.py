@@ -1,4 +1,7 @@
-"""A separate small model that shares the target's vocabulary (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318)."""
+"""A separate small model (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318).
+
+It shares the target's vocabulary; ``other_tokenizer`` is for those that do not.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,9 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import BEST, Target
 from edgespec.decoding.text import INSERTED, Text
-from edgespec.drafters.registry import Parts
 from edgespec.drafters.sampling_drafts import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
-from edgespec.runtimes.files.manifest import MethodPart
 
 # Tokens that the draft has not seen are fed in one pass with the pending one up to this many, because each row also
 # costs an LM head; more are prefilled first.  After full acceptance there are two: the last draft token and the bonus
@@ -61,36 +61,49 @@ class Speculative(DrawingDrafter):
     def prefill(self, tokens: list[int], most: int) -> int:
         """Read tokens by pieces, except the last ones, which ``propose`` reads."""
         model = self.model
+        own = self._own(tokens)
         if not self._least:
-            self._follow(tokens)
+            self._follow(own)
             self._least = _FEED
         known = len(model.tokens)  # it may also hold rejected draft tokens, but few
-        left = len(tokens) - 1 - known
+        left = len(own) - 1 - known
         if left < _FEED:
             self._least = max(self._least, _BEHIND)
         if left < self._least:
             return 0
         if most:
-            if len(tokens) >= model.context or self._unknown(tokens[known:]):
+            if len(own) >= model.context or self._unknown(own[known:]):
                 self._least = sys.maxsize  # it proposes nothing
                 return 0
-            model.prefill(tokens[known : known + min(left, most)])
+            model.prefill(own[known : known + min(left, most)])
         return max(left - most, 0)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Draw a chain or tree; less deep than ``budget`` where the draft's own context ends."""
-        model = self.model
-        length = min(budget, model.context - len(tokens))
-        if length < 1:
+        model, own = self.model, self._own(tokens)
+        length = min(budget, model.context - len(own))
+        if length < 1 or not own:
             return EMPTY
-        known = self._follow(tokens)
-        if self._unknown(tokens[known:]):
+        known = self._follow(own)
+        if self._unknown(own[known:]):
             return EMPTY
-        self.caught_up = len(tokens) - known <= _FEED
+        self.caught_up = len(own) - known <= _FEED
         if not self.caught_up:
-            model.prefill(tokens[known:-1])
-            known = len(tokens) - 1
-        return (self._chain if self.branch == (1,) else self._tree)(self.how(tokens), known, length)
+            model.prefill(own[known:-1])
+            known = len(own) - 1
+        return self._draw(tokens, own[known:], length)
+
+    def _draw(self, tokens: list[int], owed: list[int], length: int) -> Proposal:
+        """Draw guesses; ``owed``: tokens of the draft that its slot does not hold yet."""
+        return (self._chain if self.branch == (1,) else self._tree)(self.how(tokens), owed, length)
+
+    def _own(self, tokens: list[int]) -> list[int]:
+        """Return the draft's tokens of a text; only the last of those of the round before may differ."""
+        return tokens
+
+    def _fed(self, guess: int) -> int:
+        """Return the draft's token of a guess."""
+        return guess
 
     def _unknown(self, tokens: list[int]) -> bool:
         """Tell whether there is a padding row of the target's vocabulary, which the draft lacks; images are no such."""
@@ -114,37 +127,38 @@ class Speculative(DrawingDrafter):
         self._common = model.crop(same)
         return self._common
 
-    def _chain(self, how: Draw, known: int, length: int) -> Proposal:
-        """Sample a chain of draft tokens; the slot holds ``known`` tokens."""
-        model, owed = self.model, list(how.tokens[known:])
+    def _chain(self, how: Draw, owed: list[int], length: int) -> Proposal:
+        """Sample a chain of draft tokens."""
 
         def step(guess: int | None) -> NDArray[np.float32]:
-            feed = owed if guess is None else [guess]
+            feed = owed if guess is None else [self._fed(guess)]
             return self._run(feed, len(feed))[0]
 
         def best(guess: int | None) -> tuple[int, float]:
-            feed = np.array(owed if guess is None else [guess], np.int64)  # [n]
-            found = model.forward(feed, None, True).best
-            assert found is not None
-            model.keep(range(len(feed)))
-            return int(found[0][-1]), float(found[1][-1])
+            return self._best(owed if guess is None else [self._fed(guess)])
 
         return draw_chain(step, how, length, choose=best if self._greedy else None)
 
-    def _tree(self, how: Draw, known: int, length: int) -> Proposal:
+    def _best(self, feed: Sequence[int]) -> tuple[int, float]:
+        """Run a chain of rows, which the slot keeps -> the likeliest token after it, and its logit."""
+        found = self.model.forward(np.array(feed, np.int64), None, True).best
+        assert found is not None
+        self.model.keep(range(len(feed)))
+        return int(found[0][-1]), float(found[1][-1])
+
+    def _tree(self, how: Draw, owed: list[int], length: int) -> Proposal:
         """Draw a tree: of siblings at the cost of their chain, or a full one, whose nodes run again at every depth."""
         model, siblings = self.model, len(self.branch) == 1
         levels = len(widths_of(self.branch, length))
 
         def level(nodes: Sequence[int], guesses: Sequence[int], parents: Sequence[int]) -> NDArray[np.float32]:
             if nodes[0] < 0:
-                feed = list(how.tokens[known:])
                 # the rows of a tree need a common root: the pending token, which therefore stays out of the slot
-                return self._run(feed, len(feed) - (not siblings and levels > 1))
+                return self._run(owed, len(owed) - (not siblings and levels > 1))
             if siblings:
-                return self._run([guesses[nodes[0]]], 1)
+                return self._run([self._fed(guesses[nodes[0]])], 1)
             above = np.array([-1, *(parent + 1 for parent in parents)], np.int64)  # [1 + guesses]
-            logits = model.forward(np.array([how.tokens[-1], *guesses], np.int64), above).logits
+            logits = model.forward(np.array([owed[-1], *map(self._fed, guesses)], np.int64), above).logits
             rows = self._whole(logits[[node + 1 for node in nodes]])
             first, path = nodes[0], [0]
             while first >= 0:
@@ -170,8 +184,3 @@ class Speculative(DrawingDrafter):
             return False
         self.model.forward(np.zeros(1, np.int64))
         return True
-
-
-def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Speculative:
-    """Draft by the bundle's draft model."""
-    return Speculative(parts.draft("draft"), parts.target.vocab_size, branch=options.branch)

@@ -40,6 +40,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
+from edgespec.runtimes.text.translation import open_translation
 from edgespec.version import __version__
 
 
@@ -304,6 +305,8 @@ class LoadedBundle:
         if name not in self._drafts:
             self._drafts[name] = model = open_draft(self.bundle, name, self.options, self.operators)
             self.inputs.prepare_draft(name, model)
+            if name == "draft" and self.bundle.manifest.translation is not None:
+                model.translation = open_translation(self.bundle, self.codec)
         return self._drafts[name]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.hidden_state import HiddenStateDrafter
+from edgespec.drafters.other_tokenizer import OtherTokenizer
 from edgespec.engine.prompt_writer import NO_STATE, PromptWriter, WriteJob
 from edgespec.engine.sharing import FairLock, PrefillBudget
 from edgespec.errors import EdgespecError
@@ -201,6 +202,8 @@ class KeptPrompt:
         self._slots.append(slot)
         if name == "drafter":
             slot.on_begin = self._begin_rows
+        elif slot.model.translation is not None:
+            slot.on_begin = self._begin_translated
         else:
             draft = name == "draft"
             self._watch(name, self._prompts.take_up(slot, self._tokens, self._owner, self._room, draft=draft))
@@ -209,6 +212,16 @@ class KeptPrompt:
         if self._prompts is not None and not drafter.cache.borrowed:
             found = self._prompts.take_up_rows(drafter, self._tokens, names, self._owner, self._room)
             self._watch("drafter", found, drafter.deferred_rows)
+
+    def _begin_translated(self, drafter: OtherTokenizer, tokens: list[int]) -> None:
+        """Restore the slot of a draft with another tokenizer, whose ``tokens`` are the text's."""
+        slot = drafter.model
+        assert isinstance(slot, Slot)
+        if self._prompts is not None:
+            found = self._prompts.take_up(slot, tokens, self._owner, self._room, draft=True)
+            if found is not None:
+                self._kept["draft"], found.own = found, drafter.own
+                found.watch(len(tokens), ())
 
     def _watch(self, name: str, found: KeptText | None, behind: int = 0) -> None:
         if found is not None:
@@ -268,6 +281,8 @@ class KeptText:
         self._slot, self._states, self._tokens = source.slot, source.states, tokens
         self._length = found.length
         self._stops: list[int] = []
+        # of a draft with another tokenizer: a text of the target -> the slot's tokens of it
+        self.own: Callable[[list[int]], list[int]] | None = None
 
     def watch(self, tokens: int, ends: Sequence[int], behind: int = 0) -> None:
         """Save a prompt while it is read: at the ends of turns, at the end, and every ``EVERY`` tokens.
@@ -301,7 +316,9 @@ class KeptText:
         if self._writer.add(WriteJob(self._folder, self._slot, list(text[:length]), state, make)):
             self._length = length
 
-    end = keep  # what the slot holds of a text that has ended
+    def end(self, tokens: Sequence[int]) -> None:
+        """Write what the slot holds of a text that has ended."""
+        self.keep(tokens if self.own is None else self.own(list(tokens)))
 
     def _worth(self, length: int) -> bool:
         """Whether reading this much of the text takes long."""

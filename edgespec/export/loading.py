@@ -39,16 +39,18 @@ from edgespec.export.quantization.quantizer import Quantizer
 from edgespec.export.source.keys import left_out
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.source.stored import LOSS
-from edgespec.export.tokenizers.facts import check_same_vocabulary, pooling_of, sampling_part, tokenizer_facts
+from edgespec.export.tokenizers.facts import pooling_of, sampling_part, tokenizer_facts, vocabularies_differ
 from edgespec.export.tokenizers.files import open_codec, open_source_codec
 from edgespec.export.tokenizers.generation import decoder_rules
 from edgespec.export.tokenizers.speech import speech_part
 from edgespec.export.tokenizers.text_form import text_form
+from edgespec.export.tokenizers.translated import own_tokens, special_tokens, translation_of
 from edgespec.planning.vocab_pruning import first_ids
 from edgespec.runtimes.files.formats import FILE
 
 if TYPE_CHECKING:
     from edgespec.export.models import SourceModel
+    from edgespec.runtimes.text.translation import Translation
 
 
 def load_source(options: ExportOptions, progress: Progress = silent) -> LoadedSource:
@@ -119,8 +121,12 @@ class Values:
                 raise IncompatibleDraft(why)
             draft = EmittedModel(open_draft(path, arch, options.image_rows))
             check_operators(draft.arch, options.operators)
-        theirs = open_codec(draft.source.path)
-        check_same_vocabulary(self.target.facts, draft.facts, self.tokenizers.codec, theirs)
+        ours, theirs = self.tokenizers.codec, open_codec(draft.source.path)
+        if why := vocabularies_differ(facts := self.target.facts, draft.facts, ours, theirs):
+            if arch is not None and arch.encoder is not None:
+                raise IncompatibleDraft(why, "use a draft of the same model family, with the same tokenizer")
+            draft.translation = translation_of(ours, theirs, (facts, draft.facts), self.tokenizers.facts,
+                                               draft.source.path, draft.config, why)  # fmt: skip
         draft.share_encoder(arch)
         return draft
 
@@ -145,13 +151,16 @@ class Values:
         check_drafter(found, methods, options.operators)
         return found
 
-    def tokens(self, size: int, vocab: int, option: str) -> NDArray[np.int64]:
+    def tokens(self, size: int, vocab: int, option: str, translation: Translation | None = None) -> NDArray[np.int64]:
         """Choose the most frequent tokens of the text, and those that end one."""
-        return frequent_tokens(self.text, size, vocab, self.tokenizers.facts.eos, option)
+        text, ends = self.text, self.tokenizers.facts.eos
+        if translation is not None:
+            text, ends = own_tokens(translation, text), special_tokens(translation)
+        return frequent_tokens(text, size, vocab, ends, option)
 
-    def coverage(self, size: int) -> float:
+    def coverage(self, size: int, translation: Translation | None = None) -> float:
         """Measure the share of the text's tokens among the ``size`` first ids."""
-        return first_ids(self.text)(size)
+        return first_ids(self.text if translation is None else own_tokens(translation, self.text))(size)
 
     def cut(self, drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:
         """Choose rows of the drafter's LM head, either its own or the target's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from edgespec.version import __version__
 
 if TYPE_CHECKING:
     from edgespec.export.optimum.model import OptimumModel
+    from edgespec.runtimes.text.translation import Translation
 
     SourceModel = EmittedModel | OptimumModel
     """A target or a draft, whose graphs edgespec or optimum makes."""
@@ -47,10 +49,15 @@ class Known(Protocol[M]):
     def drafter(self, methods: Sequence[str]) -> Drafter | None:
         """Open the drafter of methods; None = no method needs one."""
 
-    def tokens(self, size: int, vocab: int, option: str) -> NDArray[np.int64]:  # [size], ascending
-        """Choose the tokens of ``vocab`` that a cut LM head scores; ``option``: for messages."""
+    def tokens(
+        self, size: int, vocab: int, option: str, translation: Translation | None = None
+    ) -> NDArray[np.int64]:  # [size], ascending
+        """Choose the tokens of ``vocab`` that a cut LM head scores.
 
-    def coverage(self, size: int) -> float:
+        ``option``: for messages; ``translation``: of a draft with another tokenizer, whose tokens are chosen.
+        """
+
+    def coverage(self, size: int, translation: Translation | None = None) -> float:
         """Return the share of a text's tokens among the ``size`` first ids."""
 
     def cut(self, drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:  # [size]
@@ -103,7 +110,7 @@ def open_models(options: ExportOptions, methods: Sequence[str], known: Known[M])
     heads = HeadChoice(trained, tokens, drafter.tapped if drafter else ())
     target.equip(heads)
     if draft is not None and (size := _draft_rows(options, target, draft, known)):
-        draft.cut(known.tokens(size, draft.facts.vocab, "--draft-vocab"))
+        draft.cut(known.tokens(size, draft.facts.vocab, "--draft-vocab", draft.translation))
     if drafter is not None:
         if size := _drafter_rows(options, target, drafter, known):
             drafter = known.cut(drafter, known.tokens(size, target.facts.vocab, "--draft-vocab"))
@@ -166,7 +173,7 @@ def make_manifest(
 def _draft_rows(options: ExportOptions, target: SourceModel, draft: SourceModel, known: Known[M]) -> int | None:
     if options.draft_vocab is not None or target.arch is None or draft.arch is None:
         return options.draft_vocab
-    return best_vocab_rows(target.arch, draft.arch, known.coverage)
+    return best_vocab_rows(target.arch, draft.arch, partial(known.coverage, translation=draft.translation))
 
 
 def _drafter_rows(options: ExportOptions, target: SourceModel, drafter: Drafter, known: Known[M]) -> int | None:

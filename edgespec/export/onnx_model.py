@@ -30,6 +30,7 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Layout, ModelFacts, ModelPart, Precision, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.translation import Translation
 
 MIB = 1 << 20
 
@@ -42,6 +43,7 @@ class EmittedModel:
     heads: HeadPlan | None = None  # next to or instead of its LM head; None = none
     tokens: NDArray[np.int64] | None = None  # int64 [size], what a cut LM head scores
     shares_encoder: bool = False  # it is a draft that reads what the target's encoder gives
+    translation: Translation | None = None  # it is a draft with another tokenizer
 
     @property
     def facts(self) -> ModelFacts:

@@ -21,7 +21,7 @@ from edgespec.export.bundle.drafter import plan_drafter, write_drafter
 from edgespec.export.bundle.model import encoder_plans
 from edgespec.export.bundle.model_part import ModelSpec
 from edgespec.export.bundle.progress import Progress, silent
-from edgespec.export.bundle.source_model import Writing, WrittenModel
+from edgespec.export.bundle.source_model import DRAFT, Writing, WrittenModel
 from edgespec.export.bundle.writer import (
     GENAI,
     copy_tokenizer,
@@ -49,9 +49,18 @@ from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_T
 from edgespec.export.quantization.coded_keys import prepare_attention
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.tokenizers.files import open_codec
+from edgespec.export.tokenizers.translated import write_translation
 from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.formats import FILE, FOUR_BITS
-from edgespec.runtimes.files.manifest import CodesPart, Manifest, MethodPart, ModelPart, SkipSetPart
+from edgespec.runtimes.files.manifest import (
+    CodesPart,
+    Manifest,
+    Matching,
+    MethodPart,
+    ModelPart,
+    SkipSetPart,
+    TranslationPart,
+)
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -122,6 +131,7 @@ def write_bundle(folder: Path, source: LoadedSource) -> Manifest:
         text=None if words.speech else words.form,
         speech=words.speech,
         codes=written.codes,
+        translation=_translation(folder, source, measured),
         parity=parity,
         cost=costs | {"threads": slot.model.threads, "depth": len(tokens)} if costs else {},
     )
@@ -265,6 +275,7 @@ class MeasuredMethods:
     methods: dict[str, MethodPart]
     costs: StepCosts | None = None  # None = nothing was measured
     notes: list[str] = field(default_factory=list)
+    matching: Matching = "strings"  # how a draft with another tokenizer guesses
 
     @property
     def skip(self) -> SkipSetPart | None:
@@ -314,9 +325,10 @@ def _measure(source: LoadedSource, written: Written, slot: Slot, tokens: list[in
                               options.seed, options.keep_search, models.heads, source.given_skip, text, str(facts),
                               source.progress)  # fmt: skip
     drafts = _drafts(source, written)
-    methods, costs, best = measurer.measure(written.folder, slot, tokens, drafts, source.sample.read)
-    if best:
-        written = _take_draft(written, *drafts[best])
+    translation = models.draft.translation if models.draft else None
+    methods, costs, best = measurer.measure(written.folder, slot, tokens, drafts, source.sample.read, translation)
+    if best.at:
+        written = _take_draft(written, *drafts[best.at])
         hint = f"--draft-format {options.format} changes it"
         notes.append(f"the draft is in int8, where its guesses gain more: {hint}")
     if (part := methods.get(SPECULATIVE)) and part.notes:
@@ -333,7 +345,7 @@ def _measure(source: LoadedSource, written: Written, slot: Slot, tokens: list[in
             f"{costs.busy} while passes were timed, so no speed is predicted: calibrate the bundle with "
             "`edgespec calibrate` when nothing else runs"
         )
-    return MeasuredMethods(written, methods, costs, notes)
+    return MeasuredMethods(written, methods, costs, notes, best.matching)
 
 
 def _drafts(source: LoadedSource, written: Written) -> Sequence[WrittenDraft]:
@@ -369,6 +381,14 @@ def _unpredicted(part: MethodPart) -> MethodPart:
     """Drop what was predicted of a method's speed, the note that says it too."""
     notes = None if (part.notes or "").startswith("predicted") else part.notes
     return part.model_copy(update={"predicted_speedup": None, "notes": notes})
+
+
+def _translation(folder: Path, source: LoadedSource, measured: MeasuredMethods) -> TranslationPart | None:
+    """Write what the bundle needs of a draft with another tokenizer; None = it has the target's."""
+    draft = source.models.draft
+    if draft is None or draft.translation is None:
+        return None
+    return write_translation(folder, DRAFT, draft.translation, measured.matching, draft.source.path)
 
 
 # -- close -------------------------------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, has_exits, needing
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.architectures.descriptions import approximations, remedies, traits
 from edgespec.export.architectures.refused import NotCausalLM
 from edgespec.export.assumed import assumed_draft, assumed_drafter, planned_heads
 from edgespec.export.bundle.drafter import plan_drafter
 from edgespec.export.bundle.model_part import check_coded_keys, described_source, limited, open_draft
-from edgespec.export.bundle.sizes import copied_files, entries, model_bytes, model_files
+from edgespec.export.bundle.sizes import TOKENIZER, copied_files, entries, model_bytes, model_files
 from edgespec.export.bundle.source_model import DRAFT as DRAFT_FOLDER
 from edgespec.export.bundle.writer import GENAI, genai_config
 from edgespec.export.drafters.drafter import Drafter
@@ -37,13 +37,23 @@ from edgespec.export.onnx_model import EmittedModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.source.source import Checkpoint, resolve
-from edgespec.export.tokenizers.facts import begin_and_ends, check_sizes, read_if_sound
+from edgespec.export.tokenizers.facts import begin_and_ends, read_if_sound, sizes_differ
+from edgespec.export.tokenizers.translated import TARGET_TOKENS
 from edgespec.export.training.options import LAST_HIDDEN
 from edgespec.planning.vocab_pruning import TYPICAL
 from edgespec.runtimes.files.formats import LEARNT, Attention
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import AttentionPart, Layout, Manifest, MethodPart, SkipSetPart, TokenizerFacts
+from edgespec.runtimes.files.manifest import (
+    AttentionPart,
+    Layout,
+    Manifest,
+    MethodPart,
+    SkipSetPart,
+    TokenizerFacts,
+    TranslationPart,
+)
 from edgespec.runtimes.text.chat import TEMPLATE_FILE
+from edgespec.runtimes.text.translation import Translation
 
 UNWRITTEN = "a draft"  # a name for one where the options must name one
 
@@ -117,6 +127,12 @@ def plan_bundle(options: ExportOptions, source: PlannedSource | None = None) -> 
     parts = Parts(written, drafted, None if drafter is None else drafter.part)
     for plan, part in zip((target, draft, drafter), parts, strict=True):
         files |= {} if plan is None or part is None else model_files(plan, part)
+    translation = None
+    if shapes.translated and drafted is not None and models.draft is not None:
+        vocab, name = drafted.facts.vocab, DRAFT_FOLDER + TARGET_TOKENS
+        translation = TranslationPart(matching="strings", tokens=name, shared=0)
+        size = copied_files(models.draft.source.path, vocab)[0][TOKENIZER]
+        files |= {DRAFT_FOLDER + TOKENIZER: size, translation.tokens: 4 * vocab}
     if (config := genai_config(written, tokenizer, None)) is not None:
         files[GENAI] = len(config)
     if SELF_SPEC in methods and not skip.whole:
@@ -132,7 +148,9 @@ def plan_bundle(options: ExportOptions, source: PlannedSource | None = None) -> 
     )
     described = {name: _method(name, models.heads.trained, skip, arch.facts.layers) for name in methods}
     provenance = _provenance(options, source.path, arch, assumed)
-    return make_manifest(models, parts, described, tokenizer, weights, provenance, files=entries(files))
+    return make_manifest(
+        models, parts, described, tokenizer, weights, provenance, files=entries(files), translation=translation
+    )
 
 
 class Shapes:
@@ -141,10 +159,11 @@ class Shapes:
     Attributes:
         target: checked against the options.
         assumed: sentences that describe the assumptions.
+        translated: whether the draft has another tokenizer.
     """
 
     def __init__(self, options: ExportOptions, source: PlannedSource) -> None:
-        self.options, self.assumed = options, list[str]()
+        self.options, self.assumed, self.translated = options, list[str](), False
         arch = source.architecture(options.context, options.text_only)
         check_target(arch, options)
         self.target = EmittedModel(arch)
@@ -157,7 +176,11 @@ class Shapes:
             self.assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
         else:
             arch = open_draft(resolve(options.draft, weights=False), target, options.image_rows, _opened)
-        check_sizes(target.facts, arch.facts)
+        if why := sizes_differ(target.facts, arch.facts):
+            if target.encoder is not None:
+                raise IncompatibleDraft(why, "use a draft of the same model family, with the same tokenizer")
+            self.assumed.append(f"the draft has another tokenizer: {why}")
+            self.translated = True
         return EmittedModel(arch)
 
     def heads(self, methods: Sequence[str]) -> dict[str, TrainedHeads]:
@@ -182,12 +205,12 @@ class Shapes:
             arch, tapped = planned_mtp(target), (target.facts.layers,)
         return Drafter(arch, tapped, None)
 
-    def tokens(self, size: int, vocab: int, option: str) -> NDArray[np.int64]:
+    def tokens(self, size: int, vocab: int, option: str, translation: Translation | None = None) -> NDArray[np.int64]:
         """Stand for the tokens of a cut LM head, which are not chosen yet."""
         check_size(size, vocab, option)
         return np.arange(size)
 
-    def coverage(self, size: int) -> float:
+    def coverage(self, size: int, translation: Translation | None = None) -> float:
         """Assume how much of a text the ``size`` first ids are."""
         return TYPICAL[size]
 

@@ -150,9 +150,11 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
     if process is not None:  # in the proportions of the default
         private = process * PROCESS.private // PROCESS.all
         base = replace(PROCESS, private=private, file=process - private)
-    tokenizer = manifest.files["tokenizer.json"].size if "tokenizer.json" in manifest.files else 0
     method = METHODS.get(use.method)  # None: the caller's proposer
     part = manifest.beside(method.needs if method else "")
+    both = part is not None and part is manifest.draft and manifest.translation is not None
+    tokenizers = ("tokenizer.json", *(("draft/tokenizer.json",) if both else ()))
+    tokenizer = sum(manifest.files[name].size for name in tokenizers if name in manifest.files)
     draft = [] if part is None else _model(manifest, part, use, "draft ")
     kept = use.batch * use.checkpoints * checkpoint_bytes_of(target, use)
     copies = f"{use.batch} x {use.checkpoints} copies of states, to which a text can go back"

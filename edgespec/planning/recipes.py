@@ -213,7 +213,7 @@ def check_parts(recipe: Recipe, methods: Collection[str], draft: bool, heads: bo
         for name in (() if heads else needing("heads"))
     }
     if not draft:
-        suits = recipe.export.draft or "a small model with the same tokenizer"
+        suits = recipe.export.draft or "a small model, best with the same tokenizer"
         train = "or train one: `edgespec train draft MODEL -o draft`"
         lacking[SPECULATIVE] = f"a draft model, --draft MODEL2: {suits}; {train}"
     for method in filter(lacking.__contains__, methods):

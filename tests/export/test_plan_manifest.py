@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.shapes import SHAPES, write_shape
 from edgespec.drafters.registry import complete
-from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft, TrainingError, UnsupportedModel
+from edgespec.errors import EdgespecError, ExportError, TrainingError, UnsupportedModel
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_described, open_model
 from edgespec.export.bundle.sizes import weight_bytes
@@ -91,7 +91,6 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
     refused(ExportError, "needs native operators", {}, attention=["int8"], operators="stock")
     refused(ExportError, "expected int4, int8 or fp32", {}, format="w8a8", devices=["webgpu"])
     refused(ExportError, "swift leaves out layers", {}, methods=["swift"])
-    refused(IncompatibleDraft, "has 1024 tokens, the target's 160", {}, methods=["speculative"], draft=DRAFT)
     refused(ExportError, "hidden size 128, but", {}, methods=["medusa"], heads=["builtin:shakespeare-medusa"])
     refused(ExportError, "but not --method medusa", {}, heads=["builtin:shakespeare-medusa"])
     refused(TrainingError, "need a model of two layers", {"num_hidden_layers": 1}, methods=["paradecode"])

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Drafter, DraftRequest
 from edgespec.decoding.target import Output, Pass, SkipSet
 from edgespec.runtimes.slots.slot import Slot
 
@@ -50,7 +51,7 @@ class ChainScorer:
     """
 
     def __init__(self, target: Slot, tokens: Sequence[int], positions: int, gamma: int) -> None:
-        self.gamma = gamma
+        self.gamma, self.vocab = gamma, target.vocab_size
         self.tokens = list(tokens)
         last = len(self.tokens) - 1
         self.positions = np.unique(np.linspace(min(FIRST, last), last, positions).astype(np.int64))  # [P]
@@ -70,6 +71,15 @@ class ChainScorer:
         gamma = gamma or self.gamma
         guessed = self._argmax(draft, gamma, skip)  # [P, gamma]
         return counted(guessed == self.chains[:, 1 : gamma + 1])
+
+    def score_drafter(self, drafter: Drafter) -> Acceptance:
+        """Let a drafter guess after every position, greedily; its model reads the text."""
+        drafter.begin(DraftRequest(self.tokens))
+        guessed = np.full((len(self.positions), self.gamma), -1, np.int64)  # [P, gamma]
+        for row, at in zip(guessed, self.positions.tolist(), strict=True):
+            made = drafter.propose(self.tokens[: at + 1], self.gamma).tokens
+            row[: len(made)] = made
+        return counted(guessed == self.chains[:, 1:])
 
     def confidence(self, draft: Slot, skip: SkipSet | None = None) -> tuple[list[float], list[bool]]:
         """Run a draft as ``score`` does -> its probability of each tested guess, and whether that was right."""

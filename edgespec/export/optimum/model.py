@@ -35,6 +35,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.translation import Translation
 
 GRAPH = "model.onnx"
 # the same fact by the names that architectures give it
@@ -67,6 +68,7 @@ class OptimumModel:
     config: dict[str, Any]  # the parsed config.json
     facts: ModelFacts  # sizes; by config.json until the graph is opened, which knows better
     file: Path | None  # the graph; None = optimum is to make it
+    translation: Translation | None = None  # it is a draft with another tokenizer
 
     @classmethod
     def open(cls, path: Path, context: int | None) -> OptimumModel:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.errors import BundleError, ExportError, IncompatibleDraft, InvalidRequest
+from edgespec.errors import BundleError, ExportError, InvalidRequest
 from edgespec.runtimes.files.manifest import ModelFacts, Pooling, SamplingPart, TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import read_object
@@ -117,36 +117,27 @@ def check_vocabulary(folder: Path, size: int, codec: TextCodec, eos: Sequence[in
         )
 
 
-def check_sizes(target: ModelFacts, draft: ModelFacts) -> None:
-    """Reject a draft whose vocabulary size differs too much from the target's."""
-    if abs(target.vocab - draft.vocab) > PADDING:
-        raise IncompatibleDraft(
-            f"the draft's vocabulary has {draft.vocab} tokens, the target's {target.vocab}",
-            "use a draft of the same model family, with the same tokenizer",
-        )
+def sizes_differ(target: ModelFacts, draft: ModelFacts) -> str | None:
+    """Say that a draft's vocabulary has another size than the target's, beyond padding; None = it has not."""
+    if abs(target.vocab - draft.vocab) <= PADDING:
+        return None
+    return f"the draft's vocabulary has {draft.vocab} tokens, the target's {target.vocab}"
 
 
-def check_same_vocabulary(target: ModelFacts, draft: ModelFacts, ours: TextCodec, theirs: TextCodec) -> None:
-    """Check that a draft's tokens mean the same.
-
-    Raises:
-        IncompatibleDraft: sizes differ too much, or a token differs; both values are named.
-    """
-    check_sizes(target, draft)
+def vocabularies_differ(target: ModelFacts, draft: ModelFacts, ours: TextCodec, theirs: TextCodec) -> str | None:
+    """Say which of a draft's tokens means something else than the target's; None = they mean the same."""
+    if why := sizes_differ(target, draft):
+        return why
     mine, other = ours.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
     by_id = {number: token for token, number in other.items()}
     for token, number in sorted(mine.items(), key=lambda item: item[1]):
         if by_id.get(number) != token:
-            raise IncompatibleDraft(
-                f"token {number} is {token!r} in the target's tokenizer and {by_id.get(number)!r} in the draft's",
-                "use a draft of the same model family, with the same tokenizer",
-            )
+            return f"token {number} is {token!r} in the target's tokenizer and {by_id.get(number)!r} in the draft's"
     extra = {number: token for token, number in other.items() if token not in mine and number < target.vocab}
     if extra:
         number = min(extra)
-        raise IncompatibleDraft(
-            f"token {number} is {extra[number]!r} in the draft's tokenizer and unknown in the target's"
-        )
+        return f"token {number} is {extra[number]!r} in the draft's tokenizer and unknown in the target's"
+    return None
 
 
 def read_if_sound(file: Path) -> dict[str, Any]:

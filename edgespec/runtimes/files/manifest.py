@@ -41,8 +41,10 @@ from edgespec.runtimes.files.manifest_parts import FileName, InsidePath
 from edgespec.runtimes.files.manifest_parts import FinalNorm as FinalNorm
 from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
+from edgespec.runtimes.files.manifest_parts import Matching as Matching
 from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 from edgespec.runtimes.files.manifest_parts import SourcePart as SourcePart
+from edgespec.runtimes.files.manifest_parts import TranslationPart as TranslationPart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
 from edgespec.runtimes.files.seq2seq_format import TextForm as TextForm
@@ -404,6 +406,7 @@ class Manifest(Part):
     target: ModelPart
     draft: ModelPart | None = None
     drafter: ModelPart | None = None
+    translation: TranslationPart | None = Field(default=None, description="of a draft with another tokenizer")
     methods: dict[str, MethodPart]
     tokenizer: TokenizerFacts
     sampling: SamplingPart | None = Field(default=None, description="the model's own; None = it has none")
@@ -467,6 +470,8 @@ class Manifest(Part):
             if reads and (max(reads) >= facts.kv_layers or own.kv_heads != facts.kv_heads):
                 raise ValueError(f"drafter: reads {own.kv_heads} key heads of layers {reads} of the target")
         _check_sources(self.target, self.draft)
+        if self.translation and (self.draft is None or self.draft.source):
+            raise ValueError("translation: expected a draft without a source")
         if self.codes and (end := self.codes.first + self.codes.size) > facts.vocab:
             raise ValueError(f"codes: up to token {end} of a vocabulary of {facts.vocab}")
         others = [part.sense for part in (self.draft, self.drafter) if part and part.sense]

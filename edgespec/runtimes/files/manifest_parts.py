@@ -16,6 +16,7 @@ from edgespec.runtimes.files.bounds import (
     Layer,
     Layers,
     Share,
+    Tokens,
     Vocab,
     Width,
 )
@@ -23,6 +24,7 @@ from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Attention, Learnt
 
 MARKOV, EMBEDDING = "markov", "embedding"  # names and kinds of groups that a drafter has next to its layers
+Matching = Literal["strings", "tokens"]
 DrafterKind = Literal["eagle", "eagle1", "peagle", "mtp", "dflash", "dspark", "assistant"]
 
 
@@ -55,6 +57,19 @@ def _inside(path: str) -> str:
 INSIDE = AfterValidator(_inside)
 InsidePath = Annotated[str, INSIDE]  # a file of the bundle, which ``files`` lists
 FileName = Annotated[InsidePath, StringConstraints(pattern=r"^[\w.-]+\.data$", max_length=255)]
+
+
+class TranslationPart(Part):
+    """How a draft with another tokenizer guesses tokens of the target.
+
+    ``strings``: what it writes is tokenized for the target.  ``tokens``: it guesses only tokens that both have, which
+    rejection sampling always does.
+    """
+
+    matching: Matching
+    tokens: InsidePath = Field(description="int32: the target's token for each of the draft's; negative: none")
+    prefix: Tokens = Field(default_factory=list, description="the draft's tokens before a text")
+    shared: Count = Field(description="tokens of the draft that the target has too")
 
 
 class AttentionGate(Part):

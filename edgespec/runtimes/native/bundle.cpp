@@ -174,7 +174,8 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads) {
   for (const auto& [rows, ms] : manifest["cost"]["verify_ms"].members())
     if (const int n = std::atoi(rows.c_str()); n > 0 && ms.real("verify_ms", 0) > 0)
       verify[n] = ms.real("verify_ms", 0);
-  if (const Json& draft_of = manifest["draft"]; !draft_of.is_null()) {
+  // a draft with another tokenizer runs only in Python
+  if (const Json& draft_of = manifest["draft"]; !draft_of.is_null() && manifest["translation"].is_null()) {
     draft_part = read_part(folder, draft_of, "draft");
     draft = open_graph(draft_part.graph, threads, true);
     draft->check_texts();

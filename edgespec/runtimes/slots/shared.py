@@ -6,7 +6,7 @@ import mmap
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import check_threads, default_threads, make_session
 from edgespec.runtimes.slots.expert_store import ExpertStore, unread_expert
 from edgespec.runtimes.slots.inserted import EmbeddingSpanCache
+
+if TYPE_CHECKING:
+    from edgespec.runtimes.text.translation import Translation
 
 MOST_VIEWS = 128  # of buffers, that are kept
 LEAST_PAGES = 1 << 16  # bytes of an array that gets separate pages
@@ -105,6 +108,8 @@ class Model:
 
     pairs: bool | None = None
     """Whether a lone row of a strict stock graph goes as a pair; None = not known yet (pairs.py)."""
+    translation: Translation | None = None
+    """Between the tokenizers of the target and this draft; None = they are the same."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class ByteTokens:
     def of(cls, tokenizer: Tokenizer) -> ByteTokens | None:
         """Make the decoder of ``tokenizer``; None if it has no byte fallback."""
         decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None  # only its JSON
-        return cls(tokenizer) if any(kind == "ByteFallback" for kind in _kinds(decoder)) else None
+        return cls(tokenizer) if any(kind == "ByteFallback" for kind in decoder_kinds(decoder)) else None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""
@@ -87,9 +87,9 @@ def _character(data: bytes) -> int:
     return 0
 
 
-def _kinds(decoder: dict[str, Any] | None) -> Iterator[str]:
+def decoder_kinds(decoder: dict[str, Any] | None) -> Iterator[str]:
     """Iterate over the kinds of ``decoder`` of tokenizer.json and of its parts."""
     if decoder is not None:
         yield decoder["type"]
         for part in decoder.get("decoders", ()):
-            yield from _kinds(part)
+            yield from decoder_kinds(part)

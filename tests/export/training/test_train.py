@@ -16,7 +16,7 @@ from edgespec.export.drafters.heads import check_heads, read_heads
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import resolve
-from edgespec.export.tokenizers.facts import check_same_vocabulary
+from edgespec.export.tokenizers.facts import vocabularies_differ
 from edgespec.export.training.state import DRAFT_REPORT, FOLDER
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.text.codec import TextCodec
@@ -83,7 +83,7 @@ def test_a_draft(train: Train, model: Path, tmp_path: Path) -> None:
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert set(files(folder)) == names | {DRAFT_REPORT}
     draft, target = open_model(folder, None), open_model(model, None)
-    check_same_vocabulary(target.facts, draft.facts, TextCodec(model), TextCodec(folder))
+    assert vocabularies_differ(target.facts, draft.facts, TextCodec(model), TextCodec(folder)) is None
     assert (draft.facts.hidden, draft.facts.layers, draft.facts.tied) == (32, 2, True)
     report = json.loads((folder / DRAFT_REPORT).read_text("utf-8"))
     assert report["acceptance"] == trained.report["acceptance"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -365,6 +366,18 @@ def test_a_method_need_not_be_named(both: Callable[[str], Both]) -> None:
         text = session.generate([1, 2, 3], settings_of(method=None, tokens=200, fixed=0))
         assert session.counts().drafted
     assert text == [token for one in found.python([1, 2, 3], GREEDY, "plain", 1, 200) for token in one.tokens]
+
+
+def test_a_draft_with_another_tokenizer_is_refused(both: Callable[[str], Both], tmp_path: Path) -> None:
+    shutil.copytree(both("int4").folder.path, tmp_path / "bundle")
+    file = tmp_path / "bundle" / "edgespec.json"
+    manifest = json.loads(file.read_text("utf-8"))
+    manifest["translation"] = {"matching": "strings", "tokens": "draft/target_tokens.bin", "shared": 9}
+    file.write_text(json.dumps(manifest), "utf-8")
+    with Bundle(tmp_path / "bundle") as bundle, bundle.session() as session:
+        assert len(session.generate([1, 2], settings_of(tokens=3, method="ngram"))) == 3
+        with pytest.raises(Refused, match="expected one of this bundle"):
+            session.generate([1, 2], settings_of(tokens=3, method="speculative"))
 
 
 def test_a_session_reuses_what_it_has_read(both: Callable[[str], Both]) -> None:

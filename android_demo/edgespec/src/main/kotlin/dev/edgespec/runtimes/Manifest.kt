@@ -177,7 +177,9 @@ private fun Reader.manifest(): Manifest {
         intOrNull("bos") to ints("eos")
     }
     val target = part("target") { model() }
-    val methods = members("methods") { method() }
+    // drafts with another tokenizer are not run here
+    val lost = if (jsonOrNull("translation") == null) emptySet() else setOf("speculative")
+    val methods = members("methods") { method() } - lost
     val found = Manifest(
         target, partOrNull("draft") { model() }, partOrNull("drafter") { model() }, methods.filterKeys { it in METHODS }, bos, eos,
         partOrNull("sampling") { sampling(this@manifest) } ?: SamplingParams(),
