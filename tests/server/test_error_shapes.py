@@ -47,7 +47,7 @@ def server(chat_bundle: Path) -> Iterator[Served]:
         "--api-key",
         "k",
         "--keep-alive-timeout",
-        "0.5",
+        "0.05",
     )
     running = start(chat_bundle, *options)
     yield running
