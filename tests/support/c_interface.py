@@ -60,6 +60,7 @@ def library() -> ctypes.CDLL:
     found = ctypes.CDLL(str(native_library().path))
     found.edgespec_error.restype = ctypes.c_char_p
     found.edgespec_cache_bytes.restype, found.edgespec_cache_length.restype = c_uint64, c_int64
+    found.edgespec_session_bytes.restype = c_uint64
     return found
 
 

@@ -45,7 +45,8 @@ class BundleFacts(ctypes.Structure):
 
 
 class SessionOptions(ctypes.Structure):
-    _fields_ = (("size", c_uint32), ("attention", c_int32), ("context", c_int64), ("ngram_store", c_char_p))
+    _fields_ = (("size", c_uint32), ("attention", c_int32), ("context", c_int64), ("ngram_store", c_char_p),
+                ("max_bytes", c_uint64))  # fmt: skip
 
 
 class Settings(ctypes.Structure):
@@ -150,10 +151,11 @@ class Session(Owned):
 
     kind = "session"
 
-    def __init__(self, bundle: Bundle, attention: int = 0, context: int = 0, store: Path | None = None) -> None:
+    def __init__(self, bundle: Bundle, attention: int = 0, context: int = 0, store: Path | None = None,
+                 max_bytes: int = 0) -> None:  # fmt: skip
         super().__init__()
         named = None if store is None else str(store).encode()
-        options = SessionOptions(ctypes.sizeof(SessionOptions), attention, context, named)
+        options = SessionOptions(ctypes.sizeof(SessionOptions), attention, context, named, max_bytes)
         called("edgespec_session_open", bundle.handle, byref(options), byref(self.handle))
 
     def begin(self, prompt: Sequence[int], settings: Settings) -> None:
@@ -187,6 +189,9 @@ class Session(Owned):
         called("edgespec_generate", self.handle, array(prompt, np.int64, POINTER(c_int64)), c_int64(len(prompt)),
                byref(settings), ON_ROUND(told), None)  # fmt: skip
         return tokens
+
+    def bytes(self) -> int:
+        return int(library().edgespec_session_bytes(self.handle))
 
     def save(self, path: Path) -> None:
         called("edgespec_session_save", self.handle, str(path).encode())

@@ -222,6 +222,9 @@ typedef struct edgespec_session_options {
   int32_t attention; /* 0: the bundle's, else F32, F16 or INT8 of EDGESPEC_ATTENTION_ */
   int64_t context;   /* maximum tokens of its text; 0: the bundle's.  Memory that no token has reached is not touched */
   const char* ngram_store; /* a file of `edgespec ngram build`, for the method ngram; null: none */
+  /* maximum bytes of the caches of the target and the draft: they shorten the context, and a session that has no room
+   * for a block of 128 tokens is refused; 0: no limit.  Checkpoints of states are not counted. */
+  uint64_t max_bytes;
 } edgespec_session_options;
 /* options: null is fine. */
 EDGESPEC_API int edgespec_session_open(edgespec_bundle* bundle, const edgespec_session_options* options,

@@ -99,7 +99,7 @@ struct edgespec_session {
 
   edgespec_session(edgespec_bundle& of, const edgespec_session_options& options)
       : bundle(of),
-        target(*of.target, context_of(of, options.context), of.target_part.extra_rows,
+        target(*of.target, context_of(of, options), of.target_part.extra_rows,
                attention_of(of.target_part, options.attention), false) {
     if (options.ngram_store) store = std::make_unique<NGramStore>(options.ngram_store, target.vocab());
     ngram = NGram(store.get());
@@ -111,9 +111,25 @@ struct edgespec_session {
   edgespec_session(const edgespec_session&) = delete;
   edgespec_session& operator=(const edgespec_session&) = delete;
 
-  static int64_t context_of(const edgespec_bundle& of, int64_t wanted) {
-    if (wanted < 0) refuse("context " + std::to_string(wanted) + ": expected a number of tokens");
-    return wanted ? std::min(wanted, of.target_part.context) : of.target_part.context;
+  static int64_t context_of(const edgespec_bundle& of, const edgespec_session_options& options) {
+    if (options.context < 0) refuse("context " + std::to_string(options.context) + ": expected a number of tokens");
+    int64_t found = of.target_part.context;
+    if (options.context) found = std::min(found, options.context);
+    if (!options.max_bytes) return found;
+    auto [empty, block] = Target::sizes(*of.target, attention_of(of.target_part, options.attention));
+    int64_t rows = of.target_part.extra_rows;
+    if (of.draft) {
+      const auto [more, each] = Target::sizes(*of.draft, EDGESPEC_ATTENTION_EXACT);
+      empty += more;
+      block += each;
+      rows = std::max(rows, of.draft_part.extra_rows);
+    }
+    const uint64_t left = options.max_bytes > empty ? options.max_bytes - empty : 0;
+    const int64_t fits = int64_t(std::min<uint64_t>(left / std::max<uint64_t>(block, 1), 1 << 24)) * kKvBlock - rows;
+    if (fits < kKvBlock)
+      throw Failure(EDGESPEC_NO_MEMORY, "max_bytes " + std::to_string(options.max_bytes) + ": expected at least " +
+                                            std::to_string(empty + block * uint64_t(2 + rows / kKvBlock)));
+    return std::min(found, fits);
   }
 
   static int32_t attention_of(const ModelPart& part, int32_t wanted) {

@@ -20,6 +20,12 @@ Target::Target(edgespec_model& model, int64_t context, int64_t extra_rows, int32
   cache_->revocable = revocable;
 }
 
+std::pair<uint64_t, uint64_t> Target::sizes(edgespec_model& model, int32_t attention) {
+  const Target least(model, 1, 0, attention, false);
+  const KvLayout& layout = least.cache_->layout;
+  return {layout.header_bytes() + 128, layout.block_bytes()};  // and what aligns it
+}
+
 // Runs what changes the text in its slot, one pass of the model at a time.
 template <class Work>
 auto Target::exclusive(Work work) {

@@ -27,6 +27,9 @@ class Target {
   Target(const Target&) = delete;
   Target& operator=(const Target&) = delete;
 
+  // Bytes of an empty cache, and of each kKvBlock tokens in it.
+  static std::pair<uint64_t, uint64_t> sizes(edgespec_model& model, int32_t attention);
+
   int64_t vocab() const { return cache_->model.program.vocab; }  // columns of its logits
   int64_t context() const { return context_; }
   const Gates& gates() const { return cache_->model.gates; }

@@ -318,6 +318,22 @@ def test_a_full_context_ends_a_text(both: Callable[[str], Both], bundles: Callab
         assert refused.value.status == FULL
 
 
+def test_a_limit_of_memory_shortens_the_context(both: Callable[[str], Both]) -> None:
+    found, lengths = both("int4"), list[int]()
+    with Bundle(found.folder.path) as bundle:
+        with pytest.raises(Refused, match="expected at least") as refused:
+            bundle.session(max_bytes=1)
+        assert refused.value.status == NO_MEMORY
+        least = int(str(refused.value).rsplit(" ", 1)[1])
+        for most in (least, 2 * least, 1 << 40):
+            with bundle.session(max_bytes=most) as session:
+                rounds = session.rounds([1, 2, 3], settings_of(SAMPLED, "speculative", 10**6, 4))
+                assert rounds[-1].finish == "context"
+                assert session.bytes() <= most
+                lengths.append(3 + sum(len(one.tokens) for one in rounds))
+    assert 128 <= lengths[0] < lengths[1] < lengths[2] == found.target.context
+
+
 def test_an_ngram_store(both: Callable[[str], Both], tmp_path: Path) -> None:
     found = both("int4")
     vocab = found.target.vocab_size
