@@ -45,7 +45,7 @@ from edgespec.export.quantization import levels as quantize
 from edgespec.export.source.source import Checkpoint
 from edgespec.planning.memory_budget import OFF
 from edgespec.planning.speed import read_bandwidth, speed_of
-from edgespec.planning.streaming import slot_bytes, streaming_of
+from edgespec.planning.streaming import seen_hits, slot_bytes, streaming_of
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.process import peak_bytes
@@ -91,8 +91,8 @@ def enlarged(small: Architecture, config: dict[str, Any], hidden: int, inner: in
         real, at, of = layer % times == times - 1, f"{LAYER}{layer}", f"{LAYER}{layer // times}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
             add(f"{at}.{norm}.weight", (hidden,), f"{of}.{norm}.weight", shrink**0.5)
-        for name, rows in zip("qkv", (heads[0], heads[1], heads[1]), strict=True):
-            add(f"{at}.self_attn.{name}_proj.weight", (rows, hidden), f"{of}.self_attn.{name}_proj.weight")
+        for name, size in zip("qkv", (heads[0], heads[1], heads[1]), strict=True):
+            add(f"{at}.self_attn.{name}_proj.weight", (size, hidden), f"{of}.self_attn.{name}_proj.weight")
         for name in ("q_norm", "k_norm"):
             add(f"{at}.self_attn.{name}.weight", (facts.head_dim,), f"{of}.self_attn.{name}.weight")
         add(f"{at}.self_attn.o_proj.weight", (hidden, heads[0]), f"{of}.self_attn.o_proj.weight", float(real))
@@ -223,7 +223,7 @@ def child(folder: str, method: str, seconds: str, budget: str, group: str) -> No
         if time.perf_counter() - first > float(seconds):
             break
     taken = time.perf_counter() - first
-    figures = {
+    figures: dict[str, Any] = {
         "tokens_per_second": tokens / taken,
         "tokens": tokens,
         "first_token": first - begun,
@@ -241,6 +241,7 @@ def child(folder: str, method: str, seconds: str, budget: str, group: str) -> No
             "reads": experts.reads,
         }
     stream.close()
+    engine.close()
     show(figures | {"text": hashlib.sha256(str(written[:24]).encode()).hexdigest()[:12]})
 
 
@@ -271,8 +272,9 @@ def main() -> None:
     disk = disk_rate(given.folder / WEIGHTS, slot_bytes(target), target.facts.experts.chosen, 1.0)
     cache = found.get("streamed", {}).get("cache")
     use = replace(RunOptions(context=context_of(given.folder)), expert_cache=cache)
-    speed = speed_of(manifest, use, bandwidth=read_bandwidth(2), depth=64, disk=disk)
-    streaming = streaming_of(manifest, use, disk)
+    seen = seen_hits(manifest)
+    speed = speed_of(manifest, use, bandwidth=read_bandwidth(2), depth=64, disk=disk, hits=seen)
+    streaming = streaming_of(manifest, use, disk, seen)
     planned = {"tokens_per_second": speed.tokens_per_second} | (asdict(streaming) if streaming else {})
     show(conditions(weights=weights, limit=limit, disk=disk, planned=planned, ways=found))
 

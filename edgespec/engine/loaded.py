@@ -24,6 +24,7 @@ from edgespec.engine.strict_probe import stock_rows_exact
 from edgespec.errors import InvalidRequest
 from edgespec.planning.memory_budget import MemoryBudget
 from edgespec.planning.profiles import find_profile
+from edgespec.planning.streaming import SeenHits, remember_hits
 from edgespec.runtimes.codes import CodeDecoder
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
@@ -42,6 +43,8 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.runtimes.text.translation import open_translation
 from edgespec.version import __version__
+
+LEAST_SEEN = 4  # times the experts of the cache must have been needed before their hits are recorded
 
 
 class LoadedBundle:
@@ -290,6 +293,7 @@ class LoadedBundle:
     def close(self) -> None:
         """Free the model and its memory at once; see ``Engine.close``."""
         with self.lock:
+            self._remember_hits()
             self.reservations.close()
             self.sessions.close()
             if self.guided_sessions is not None:
@@ -300,6 +304,14 @@ class LoadedBundle:
             if self._off_device is not None:
                 self._off_device.close()
         trim_memory()
+
+    def _remember_hits(self) -> None:
+        """Record how many of the streamed experts that plain passes needed were in the cache."""
+        if not isinstance(self._model, Model) or (store := self._model.experts) is None:
+            return
+        counts = store.counts(1)
+        if counts.distinct >= LEAST_SEEN * store.slots:
+            remember_hits(self.bundle.manifest, SeenHits(store.share, counts.hit_rate))
 
     def _draft_model(self, name: str) -> Model:
         if name not in self._drafts:

@@ -13,7 +13,7 @@ from edgespec.planning.budget import most_tokens, show_bytes
 from edgespec.planning.footprint import Memory, memory_of
 from edgespec.planning.profiles import Profile
 from edgespec.planning.speed import Speed, speed_of
-from edgespec.planning.streaming import Streaming, cache_for, streaming_of
+from edgespec.planning.streaming import SeenHits, Streaming, cache_for, streaming_of
 from edgespec.planning.traffic import read_bytes
 from edgespec.runtimes.files.formats import FOUR_BITS, SPECS
 from edgespec.runtimes.files.manifest import Manifest, Operators
@@ -42,6 +42,7 @@ class Option:
     # by method: a description of parts that must be made or given first
     needs: dict[str, str] = field(default_factory=dict)
     profile: Profile | None = None  # measurements with this very bundle; None = the request's
+    hits: SeenHits | None = None  # of its streamed experts, in earlier runs; None = none are known
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class PlannedRun:
     @property
     def streaming(self) -> Streaming | None:
         """Return what is read from the disk; None = all weights fit."""
-        return streaming_of(self.option.manifest, self.use, self.disk)
+        return streaming_of(self.option.manifest, self.use, self.disk, self.option.hits)
 
     @property
     def waits(self) -> bool:
@@ -198,7 +199,9 @@ def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> Planne
     """Predict the memory and the speed of a way to run a bundle."""
     use = request.fitted(option, use)
     memory = request.memory(option, use)
-    speed = speed_of(option.manifest, use, request.profile_of(option), request.bandwidth, disk=request.disk)
+    speed = speed_of(
+        option.manifest, use, request.profile_of(option), request.bandwidth, disk=request.disk, hits=option.hits
+    )
     coarser = use.attention is not None and request.load.attention is None
     high = option.manifest.target.high_alone and request.load.precision == "full"
     return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser + 2 * high, request.disk)
@@ -331,7 +334,8 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
     if found := pick.streaming:
         words.append(
             f"{show_bytes(found.cache)} of its {show_bytes(found.experts)} of experts in memory, the others are read "
-            f"from the disk: {show_bytes(found.bytes_per_token)} per token, if texts choose them evenly"
+            f"from the disk: {show_bytes(found.bytes_per_token)} per token, "
+            + ("as earlier runs did" if found.seen else "if texts choose them evenly")
         )
     if pick.use.method == AR:
         words.append("no method was measured to be clearly faster than plain decoding")

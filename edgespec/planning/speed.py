@@ -24,7 +24,7 @@ import numpy as np
 from edgespec.drafters.registry import AR
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
-from edgespec.planning.streaming import streaming_of
+from edgespec.planning.streaming import SeenHits, streaming_of
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
@@ -57,6 +57,7 @@ def speed_of(
     bandwidth: float | None = None,
     depth: float | None = None,
     disk: float | None = None,
+    hits: SeenHits | None = None,
 ) -> Speed:
     """Predict how fast a bundle decodes.
 
@@ -67,6 +68,7 @@ def speed_of(
         bandwidth: bytes of weights that the device reads per second, if there is not a profile; None = not known.
         depth: tokens before a pass, on average; None = half of the context.
         disk: bytes per second that it reads of experts, where they are streamed; None = not known.
+        hits: of streamed experts, in earlier runs; None = not known.
 
     Raises:
         InvalidRequest: the bundle does not have the method.
@@ -84,7 +86,7 @@ def speed_of(
     target = manifest.target
     read = read_bytes(target, use.operators) + before * kv_token_bytes(target, use.operators, use.attention)
     plain = bandwidth / read * shared / use.batch if bandwidth else None
-    if streaming := streaming_of(manifest, use, disk):
+    if streaming := streaming_of(manifest, use, disk, hits):
         plain = 1 / (1 / plain + streaming.seconds) if plain and streaming.seconds is not None else None
     speedup, basis = measured_gain(manifest, use, known)
     fast = plain * (speedup or 1.0) if plain else None

@@ -17,16 +17,18 @@ from safetensors.numpy import save_file
 
 import edgespec
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import complete
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BudgetError, BundleError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
-from edgespec.planning.streaming import cache_for, least_cache
+from edgespec.planning.plan import Option, PlannedRun, PlanRequest, make_plan
+from edgespec.planning.streaming import SeenHits, Streaming, cache_for, least_cache, seen_hits
 from edgespec.planning.weights import all_expert_bytes
 from edgespec.runtimes.files.manifest import Manifest, read_manifest
-from edgespec.runtimes.options import RunOptions
+from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.slots.expert_store import READS, ExpertStore
 
 pytestmark = [
@@ -181,6 +183,37 @@ def test_the_cache_takes_what_the_budget_leaves(bundles: Callable[[str], Path]) 
     assert large is not None
     assert least_cache(manifest.target) <= small < large
     assert memory_of(manifest, replace(use, expert_cache=large)).peak <= whole
+
+
+def test_a_plan_streams_what_does_not_fit_and_uses_what_runs_showed(bundles: Callable[[str], Path]) -> None:
+    bundle = bundles("fp32")
+    manifest = complete(read_manifest(bundle))
+    budget = budget_of(manifest, 0.5)
+    request = PlanRequest(budget, load=LoadOptions(context=CONTEXT, operators="native"), bandwidth=1e10, disk=1e9)
+
+    def planned() -> tuple[PlannedRun, Streaming]:
+        pick = make_plan([Option(manifest, str(bundle), hits=seen_hits(manifest))], request).pick
+        assert pick is not None
+        assert pick.streaming is not None
+        assert pick.memory.peak <= budget
+        return pick, pick.streaming
+
+    pick, before = planned()
+    share = before.cache / before.experts
+    assert before.hits == pytest.approx(share, rel=0.2)  # evenly chosen; a cached expert has whole pages
+    rate = pick.speed.plain_tokens_per_second
+    assert rate is not None
+    assert 1 / rate > before.bytes_per_token / 1e9
+    with load(bundle, threads=2, context=CONTEXT, budget=budget) as engine:
+        for _ in range(3):
+            texts(engine, "ar")
+        found, share = store_of(engine).counts(1).hit_rate, store_of(engine).share
+    _, after = planned()
+    assert (before.seen, after.seen) == (False, True)
+    assert after.hits == pytest.approx(found, abs=0.05)
+    seen = SeenHits(share, found)
+    assert seen.at(share) == pytest.approx(found)
+    assert 0 < seen.at(share / 2) < found < seen.at((1 + share) / 2) < seen.at(1) == 1
 
 
 CHILD = """

@@ -41,7 +41,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
         return Memory((MemoryPart("all", private=total),))
 
     def speed(
-        found: Manifest, use: RunOptions, profile: Profile | None, bandwidth: float | None, disk: float | None
+        found: Manifest, use: RunOptions, profile: Profile | None, bandwidth: float | None, **streamed: object
     ) -> Speed:
         plain, gain = RATES[found.target.format], GAINS[use.method]
         return Speed(gain, plain * gain, plain, None, "calibrated")

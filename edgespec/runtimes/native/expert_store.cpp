@@ -190,6 +190,7 @@ void ExpertStore::read(int number, size_t expert) {
     one.owner = number;
     reads_->start(one);
     counts_.bytes += static_cast<double>(one.bytes);
+    now_->bytes += static_cast<double>(one.bytes);
   }
 }
 
@@ -219,6 +220,7 @@ void ExpertStore::begin(int layer, const std::vector<int>& ids) {
     const bool there = number >= 0;
     if (there && slots_[number].state.load(std::memory_order_acquire) != kFailed) {
       ++counts_.hits;
+      ++now_->hits;
       continue;
     }
     if (!there) {
@@ -270,7 +272,9 @@ const uint8_t* ExpertStore::part(int layer, int id, int part) {
         const double from = seconds();
         const std::lock_guard<std::mutex> lock(reading_);
         if (slot.state.load(std::memory_order_acquire) == kReading) collect(true);
-        counts_.waited += seconds() - from;
+        const double waited = seconds() - from;
+        counts_.waited += waited;
+        now_->waited += waited;
       }
     }
   }
@@ -339,7 +343,8 @@ std::vector<uint64_t> ExpertStore::checksums() {
 // ---- counts --------------------------------------------------------------------------------------------------------
 
 void ExpertStore::count(int rows, int sent, int distinct) {
-  for (ExpertCounts* counts : {&counts_, &by_rows_[std::min(rows, kMostRows)]}) {
+  now_ = &by_rows_[std::min(rows, kMostRows)];
+  for (ExpertCounts* counts : {&counts_, now_}) {
     ++counts->passes;
     counts->sent += sent;
     counts->distinct += distinct;

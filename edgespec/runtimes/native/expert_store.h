@@ -118,6 +118,7 @@ class ExpertStore {
   uint8_t* memory_ = nullptr;
   std::vector<Ended> ended_;
   ExpertCounts counts_, by_rows_[kMostRows + 1];
+  ExpertCounts* now_ = by_rows_;  // of the present pass
 };
 
 // Reads pieces of a file, `together` at once and then the next ones, for `limit` seconds -> bytes per second.  Throws

@@ -173,7 +173,7 @@ class ExpertStore:
             raise BundleError(f"{self._graph}: its session does not read experts from a store", "export it again")
 
     def counts(self, rows: int = 0) -> ExpertCounts:
-        """Count what passes of ``rows`` rows read, 0 = all; hits, bytes and waiting only of all."""
+        """Count what passes of ``rows`` rows read; 0 = all passes, ``MOST_ROWS`` also those of more rows."""
         found = np.zeros(6, np.float64)
         self._library.edgespec_experts_counts(self._handle, min(rows, MOST_ROWS), found.ctypes.data)
         passes, sent, distinct, hits, read = map(int, found[:5])
@@ -183,6 +183,11 @@ class ExpertStore:
         """Mean of distinct experts in a layer of a pass, by the pass's rows; the last entry is of all larger passes."""
         counts = {rows: self.counts(rows) for rows in range(1, MOST_ROWS + 1)}
         return {rows: one.distinct / one.passes for rows, one in counts.items() if one.passes}
+
+    @property
+    def share(self) -> float:
+        """Share of the experts that the cache holds."""
+        return self.slots / self.experts
 
     def words(self) -> str:
         """Say what was read since the model was loaded."""
