@@ -227,6 +227,11 @@ class Architecture(Decoder):
         factors = [float(found["factor"]) for found in scaling if found["rope_type"] == "dynamic"]
         return int(self.settings.integer("max_position_embeddings", self.context_default) * min(factors, default=1.0))
 
+    @property
+    def position_rows(self) -> int:
+        """Return the rows of the matrix of learned positions that are stored."""
+        return self.facts.context
+
     def trace(self) -> Block:
         """Record the whole decoder as a list of operations."""
         ops = Ops()
@@ -301,7 +306,9 @@ class Architecture(Decoder):
         """How a layer attends."""
         number = layer - sum(other < layer for other in self.facts.convolutions)
         cap = self.settings.number(self.score_cap, 0.0) if self.score_cap else 0.0
-        rule = AttentionRule(number, self.score_scale, self.rotary(layer), self.window(layer), cap)
+        window = self.window(layer)
+        after = window - 1 if window and self.both_ways else 0
+        rule = AttentionRule(number, self.score_scale, self.rotary(layer), window, cap, after=after)
         if self.head_norms is None:
             return rule
         q, k = (self.norm(f"{LAYERS}.{layer}.self_attn.{name}") for name in self.head_norms)

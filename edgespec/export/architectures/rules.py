@@ -69,7 +69,8 @@ class AttentionRule:
         layer: index of its KV.
         scale: of the scores, before anything else.
         rotary: which of the architecture's rotary tables; None = this layer has no positions.
-        window: positions a row sees, itself included; 0 = all.
+        window: positions a row sees, itself and those before it; 0 = all.
+        after: with a window, positions after its own that a row of an encoder sees.
         cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
         q_norm, k_norm: norms of each head of q and k, before rotation.
         late_norms: norms after rotation instead.
@@ -91,6 +92,7 @@ class AttentionRule:
     dim: int = 0
     gives: bool = False
     relative: RelativeRule | None = None
+    after: int = 0
 
 
 @dataclass(frozen=True)

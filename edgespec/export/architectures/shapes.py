@@ -34,7 +34,7 @@ class Shapes(Pass[int]):
     handled_fields: ClassVar[dict[type, str]] = {
         Linear: "weight bias",
         Norm: "weight bias centered",
-        AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms v_norm dim gives relative",
+        AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms v_norm dim gives relative after",
         RelativeRule: "table distance both_ways",
         MemoryRule: "layer scale",
         ConvolutionRule: "layer taps bias length",

@@ -104,7 +104,7 @@ class _Filler:
             own = self.source.blocks(name.removesuffix(ORDER))
             yield name, [] if own is None or own.order is None else [own.order.astype(np.float32)]
         else:  # learned positions; zeros beyond them, where no token is ever placed
-            rows = self.arch.facts.context + HEADROOM
+            rows = self.arch.position_rows + HEADROOM
             learnt = self.source.read(name, slice(0, min(rows, self.source.shape(name)[0])))
             yield name, [learnt, np.zeros((rows - len(learnt), learnt.shape[1]), np.float32)]
 

@@ -60,7 +60,7 @@ class NativeOps(Waiting, Pass[Value]):
 
     handled_fields: ClassVar[dict[type, str]] = Shapes.handled_fields | {
         AttentionRule: "layer scale rotary window cap q_norm.weight k_norm.weight v_norm.weight late_norms dim gives "
-        "relative"
+        "relative after"
     }
 
     def __init__(self, plan: NativePlan) -> None:
@@ -216,8 +216,9 @@ class NativeOps(Waiting, Pass[Value]):
         out = program.floats("attention", facts.heads * dim)
         near = rule.relative
         by_place = {} if near is None else {"relative": program.vector(near.table), "n": near.size, "at": near.distance}
+        seen = {"window": rule.window or None, "after": rule.after or None}
         program.step("attend", layer=self._layer(rule), heads=facts.heads, kv=facts.kv_heads, dim=dim, out=out.id,
-                     window=rule.window or None, cap=float(rule.cap) or None, **by_place)  # fmt: skip
+                     cap=float(rule.cap) or None, **seen, **by_place)  # fmt: skip
         return out
 
     def convolution(self, x: Value, rule: ConvolutionRule) -> Value:

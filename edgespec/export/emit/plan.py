@@ -219,7 +219,7 @@ class StoragePlan(WeightLayout):
     def store_positions(self, name: str | None) -> None:
         if name is not None:
             self.contents.append(("positions", name))
-            self.add(name, (self.arch.facts.context + HEADROOM, self.arch.facts.hidden), np.float32)
+            self.add(name, (self.arch.position_rows + HEADROOM, self.arch.facts.hidden), np.float32)
 
     def store_embedding(self, name: str) -> None:
         """Store an embedding: as a matrix where rows of one can be looked up cheaply, else as a table."""

@@ -106,6 +106,8 @@ class NumpyOps(Pass[Array]):
         hidden = np.triu(np.ones((length, length), bool), 1) & (not self.arch.both_ways)
         if rule.window:
             hidden |= np.tril(np.ones((length, length), bool), -rule.window)
+        if rule.after:
+            hidden |= np.triu(np.ones((length, length), bool), rule.after + 1)
         biases = self._biases(rule.relative, length)
         out = np.empty_like(q)
         for head in range(facts.heads):

@@ -57,9 +57,9 @@ void Pass::plan_attention(const Step& s) {
     ++group.count;
     const Visible& v = seen(s, r);
     group.begin = std::min(group.begin, first_seen(v, s.window));
-    group.end = std::max(group.end, v.end());
+    group.end = std::max(group.end, s.after ? v.shut(s.after) : v.end());
     group.open = std::max(group.open, v.oldest(s.window));
-    group.shut = std::min(group.shut, v.high);
+    group.shut = std::min(group.shut, v.shut(s.after));
     if (!v.beyond.empty()) group.tail = std::min(group.tail, v.high / kKvBlock);
   }
   for (Group& group : groups_)
@@ -204,7 +204,7 @@ void Pass::hide(const Step& s, const Group& group, int first, int queries, int64
     const Visible& v = seen(s, group.first + (first + i) / each);
     const int64_t oldest = v.oldest(s.window);
     const int low = static_cast<int>(std::clamp<int64_t>(oldest - from, 0, tokens));
-    const int high = static_cast<int>(std::clamp<int64_t>(v.high - from, low, tokens));
+    const int high = static_cast<int>(std::clamp<int64_t>(v.shut(s.after) - from, low, tokens));
     if (low == 0 && high == tokens) continue;
     float* row = scores + size_t(i) * kKvBlock;
     std::fill(row, row + low, kHidden);

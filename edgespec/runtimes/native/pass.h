@@ -96,6 +96,10 @@ struct Visible {
 
   // The first position that a row sees through a window (0: all).
   int64_t oldest(int window) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
+
+  // One more than the last token in order that a row sees through a window that reaches `after` positions past its own
+  // (0: as far as it sees).
+  int64_t shut(int after) const { return after ? std::min(high, position + after + 1) : high; }
 };
 
 // Rows of a text as far as a program's tables must reach: their tokens (below 0: one of the inserted rows), and the

@@ -48,6 +48,7 @@ NUMBER(n, 0, 0, kMaxWidth) NUMBER(k, 0, 0, kMaxWidth) NUMBER(at, 0, 0, kMaxWidth
 NUMBER(rows, 0, 0, 2) NUMBER(times, 1, 1, kMaxTimes) NUMBER(first, 0, 0, kMaxTimes)
 NUMBER(heads, 0, 0, kMaxCount) NUMBER(kv, 0, 0, kMaxCount) NUMBER(layer, 0, 0, kMaxCount)
 NUMBER(dim, 0, 0, kMaxHeadDim) NUMBER(rotary, 0, 0, kMaxHeadDim) NUMBER(window, 0, 0, kMaxSkip)
+NUMBER(after, 0, 0, kMaxSkip)
 NUMBER(length, 0, 2, kMaxTaps)
 NUMBER(add, 0, 0, 1) NUMBER(center, 0, 0, 1) NUMBER(late, 0, 0, 1) NUMBER(shared, 0, 0, 1) NUMBER(memory, 0, 0, 1)
 NUMBER(index, 0, 0, kMaxGates) NUMBER(other, -1, 0, kMaxGates) NUMBER(plane, -1, 0, kMaxGates) NUMBER(skip, 0, 0, kMaxSkip)
@@ -172,12 +173,14 @@ STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*til
      NEED(!s.memory || (s.qx < 0 && !s.rotary && s.growth < 0), "expected act and w for a memory, and no positions")
      NEED(!s.fills() || s.qnorm < 0, "expected keys and values alone"))
 
-// -> floats; window: a row at position p sees positions p - window + 1 to p only, 0: all; cap: scores are
-// cap * tanh(score / cap); relative: what is added to the score of a key d positions on from the row, for each head n
-// numbers, of which that one is number at + d, or else the first or the last; memory: all that the row sees of its one.
-STEP(attend, Attend, kOwn, "out>floats[heads*dim] layer? heads kv dim window? cap? relative?=vector[heads*n] n? at? "
-     "memory?",
+// -> floats; window: of what a row at position p sees, positions from p - window + 1 on only, 0: all; after: and up to
+// p + after only, 0: all; cap: scores are cap * tanh(score / cap); relative: what is added to the score of a key d
+// positions on from the row, for each head n numbers, of which that one is number at + d, or else the first or the last;
+// memory: all that the row sees of its one.
+STEP(attend, Attend, kOwn, "out>floats[heads*dim] layer? heads kv dim window? after? cap? relative?=vector[heads*n] n? "
+     "at? memory?",
      NEED((s.relative >= 0) == (s.n > 0) && s.at <= std::max(0, s.n - 1), "expected relative with n, and at within n")
+     NEED(!s.after || s.window, "expected after with a window")
      NEED(!s.memory || (!s.window && s.relative < 0), "expected neither a window nor relative for a memory"))
 
 // x = b, c, v: out = c * (bias + sum over j of w[j] * (b * v of the token length - 1 - j before)), a row's own tokens
