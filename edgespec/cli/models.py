@@ -37,7 +37,7 @@ def command(model: str | None, context: int | None, revision: str | None, text_o
 
 
 def _show_all(as_json: bool) -> None:
-    from edgespec.export.architectures import ARCHITECTURES, VERIFIED
+    from edgespec.export.architectures import ARCHITECTURES, ENCODERS, VERIFIED
     from edgespec.export.architectures.refused import REFUSED
     from edgespec.export.architectures.sights import READ
 
@@ -46,7 +46,9 @@ def _show_all(as_json: bool) -> None:
         for name, kind in ARCHITECTURES.items()
     ]
     if as_json:
-        emit_json({"architectures": kinds, "verified": VERIFIED_AS.format(VERIFIED), "refused": REFUSED})
+        encoders = [{"model_type": name, "examples": kind.example} for name, kind in ENCODERS.items()]
+        found = {"architectures": kinds, "encoders": encoders, "verified": VERIFIED_AS.format(VERIFIED)}
+        emit_json(found | {"refused": REFUSED})
         return
     from rich.table import Table
 
@@ -59,6 +61,7 @@ def _show_all(as_json: bool) -> None:
     click.echo(f"verified, each: {VERIFIED_AS.format(VERIFIED)}")
     for sense, types in READ.items():
         click.echo(f"{sense}, of models of the types: {', '.join(sorted(types))}")
+    click.echo(f"encoders of texts, for embeddings and rerank: {', '.join(ENCODERS)}")
     click.echo("rotary scaling: default, linear, dynamic, yarn, longrope, llama3")
     click.echo("refused:")
     for why, names in REFUSED.items():
@@ -71,19 +74,22 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
     from edgespec.export.architectures.descriptions import traits
     from edgespec.export.bundle.model_part import open_described
     from edgespec.export.bundle.sizes import weight_bytes
+    from edgespec.export.encoder import open_encoder
     from edgespec.export.optimum.model import OptimumModel, is_foreign
+    from edgespec.export.options import ExportOptions
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
     from edgespec.runtimes.files.formats import FORMATS
     from edgespec.runtimes.files.kv import state_bytes
 
-    path = resolve(model, revision)
-    if is_foreign(path):
+    path, sizes = resolve(model, revision), dict[str, int]()
+    if (encoder := open_encoder(ExportOptions(model, context=context, revision=revision), plans=True)) is not None:
+        facts, found = encoder.arch.facts, ["an encoder of texts, for embeddings or scores"]
+        sizes = {form: encoder.plan(ExportOptions(model, format=form))[0].end for form in FORMATS}
+    elif is_foreign(path):
         foreign = OptimumModel.open(path, context)
         forms = [form for form in FORMATS if form != "w8a8"]
-        sizes: dict[str, int] = {
-            form: foreign.weight_bytes(WeightChoice.of(form, None, None), "auto")["model"] for form in forms
-        }
+        sizes = {form: foreign.weight_bytes(WeightChoice.of(form, None, None), "auto")["model"] for form in forms}
         facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(needing('text', 'draft'))}"]
     else:
         arch = open_described(path, context, text_only)

@@ -249,8 +249,10 @@ def native_alone(manifest: Manifest) -> tuple[str, ...]:
 def complete(manifest: Manifest) -> Manifest:
     """Add the methods that need nothing of a bundle to its manifest, and leave out those that are not known here.
 
-    int8 weights in two planes can draft by the high ones, though no export prepared it.
+    int8 weights in two planes can draft by the high ones, though no export prepared it.  An encoder has no methods.
     """
+    if manifest.is_encoder:
+        return manifest.model_copy(update={"methods": {}})
     parts: Mapping[str, MethodPart] = {
         name: manifest.methods.get(name, MethodPart())
         for name, method in METHODS.items()

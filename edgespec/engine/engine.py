@@ -17,10 +17,11 @@ from edgespec.engine.asynchronous import AsyncStream, in_thread
 from edgespec.engine.batch import Batches
 from edgespec.engine.beams import search_beams
 from edgespec.engine.conversation import Conversation
-from edgespec.engine.embedding import embed
+from edgespec.engine.embedding import Ranked, embed
 from edgespec.engine.input import Input
 from edgespec.engine.inputs import Prompt
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.ranking import rerank
 from edgespec.engine.request import Request, check_cancel
 from edgespec.engine.result import Chunk, Result
 from edgespec.engine.saved import restore_session, save_session
@@ -30,6 +31,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.chat import Message
+from edgespec.runtimes.text.prompted import Prompted
 from edgespec.signatures import takes
 
 if TYPE_CHECKING:
@@ -58,8 +60,8 @@ for _function in (Settings.changed, Conversation.ask, Conversation.stream):
 takes_transcription(TranscriptionSettings.changed)
 PUBLIC = (
     "generate", "stream", "agenerate", "astream", "generate_batch", "chat", "chat_prompt", "conversation",
-    "embed", "encode", "transcribe", "transcription", "speak", "draw", "save_session", "restore_session", "close",
-    "approximations", "bundle", "closed", "context", "defaults", "device", "methods", "options", "strict",
+    "embed", "rerank", "encode", "transcribe", "transcription", "speak", "draw", "save_session", "restore_session",
+    "close", "approximations", "bundle", "closed", "context", "defaults", "device", "methods", "options", "strict",
 )  # fmt: skip
 """The public API of an engine; other names are for other modules, and completion does not show them."""
 
@@ -377,28 +379,69 @@ class Engine(LoadedBundle, metaclass=_Completed):
         self,
         texts: Sequence[Prompt],
         *,
+        prompt: str | None = None,
         pooling: Pooling | None = None,
         dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        skips: Sequence[int] = (),
         cancel: threading.Event | None = None,
     ) -> NDArray[np.float32]:
         """Embed texts: pooled hidden states of each text after the final norm -> float32 [n, dimensions].
 
-        A row has length one.  Its bits do not depend on other texts or requests.
+        The bits of a row do not depend on other texts or requests.
 
         Args:
             texts: each a text, or token ids.
-            pooling: ``mean`` of all tokens or the ``last`` one; None = the default of the model, else mean.
+            prompt: name of what the model wants before texts, such as ``query``; "" = nothing, None = its default.
+            pooling: ``mean`` of all tokens, the ``last`` or first (``cls``) one, ``weighted`` by position, or ``max``;
+                None = the default of the model, else mean.
             dimensions: keep only the first N numbers, for Matryoshka models (arXiv 2205.13147); None = all.
+            normalize: whether rows have length one; None = as the model says, else yes.
+            truncate: cut texts that are too long, instead of an error.
+            skips: first tokens of each text that pooling leaves out; empty = those of a prompt that does not count.
             cancel: set it to end with an error after the current chunk.
 
         Raises:
             BudgetError: the longest text does not fit the memory.
-            InvalidRequest: the bundle has no hidden states (the hint says what to do), an empty or too long text.
+            InvalidRequest: the bundle has no hidden states (the hint says what to do), an empty or too long text, or a
+                prompt that the model does not have.
         """
         if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
             raise InvalidRequest(f"embed got {type(texts).__name__}: expected a list of texts")
-        self.inputs.require_decoder("this model reads a source and writes a text: it gives no embeddings")
-        return embed(self, [self.inputs.text(text) for text in texts], pooling, dimensions, cancel)
+        if self.inputs.sourced:
+            raise InvalidRequest("this model reads a source and writes a text: it gives no embeddings")
+        prompted = Prompted(self.codec, self.bundle.manifest.embedding, prompt, self.context, truncate)
+        read = [prompted.tokens(text) if isinstance(text, str) else self.inputs.text(text) for text in texts]
+        skips = skips or [prompted.skip if isinstance(text, str) else 0 for text in texts]
+        return embed(self, read, pooling, dimensions, normalize, skips, cancel)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top: int | None = None,
+        cancel: threading.Event | None = None,
+    ) -> list[Ranked]:
+        """Rank documents by how well they answer a query, the best first; each score is that of the pair alone.
+
+        A cross-encoder scores pairs, and a document that is too long for it loses its end.  Of other bundles a score is
+        the product of both embeddings, with the model's prompts for queries and documents.
+
+        Args:
+            query: a text.
+            documents: texts.
+            top: return only the best N; None = all.
+            cancel: set it to end with an error after the current pass.
+
+        Returns:
+            the number and the score of each document; of equal ones the earlier first.
+
+        Raises:
+            InvalidRequest: see ``embed``, or a query that is too long.
+        """
+        return rerank(self, query, documents, top, cancel)
 
     @takes_transcription
     def transcription(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.text import INSERTED
 from edgespec.engine.captions import CaptionReader
+from edgespec.engine.encoders import no_encoder
 from edgespec.engine.encoding import Encoding, Source
 from edgespec.engine.images import AudioReader, ImageReader, has_images, is_parts
 from edgespec.engine.input import Input
@@ -23,6 +24,7 @@ from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.slots.inserted import EmbeddingSpanCache
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.slots.text_encoder import TextEncoder
 from edgespec.runtimes.text.chat import Message
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.sources import SourceTexts
@@ -45,12 +47,14 @@ class Inputs:
         sourced: whether passes also read the output of an encoder: texts with the same tokens need not be the same.
         sources: how texts for the encoder become tokens; None = without an encoder, or it reads features.
         nbytes: bytes of encoders and of their outputs that decoders attend over.
+        encoder: the model itself, if it is an encoder.
     """
 
     kind: str = "image"
     sourced: ClassVar[bool] = False
     sources: SourceTexts | None = None
     nbytes = 0
+    encoder: TextEncoder | None = None
 
     def __init__(self, bundle: Bundle, codec: TextCodec) -> None:
         self._bundle, self._manifest, self.codec = bundle, bundle.manifest, codec
@@ -137,6 +141,34 @@ class Inputs:
 
     def close(self) -> None:
         """Free the encoders and their outputs."""
+
+
+class EncoderInputs(Inputs):
+    """Inputs of an encoder: texts, of which it writes none."""
+
+    def __init__(self, bundle: Bundle, codec: TextCodec, encoder: TextEncoder) -> None:
+        super().__init__(bundle, codec)
+        self.encoder: TextEncoder = encoder
+
+    def read(self, prompt: Prompt, settings: Settings) -> Input:
+        raise no_encoder()
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None, **how: Any) -> Input:
+        raise no_encoder()
+
+    @property
+    def reader(self) -> SpanReader:
+        raise no_encoder()
+
+    def require_decoder(self, otherwise: str, hint: str | None = None) -> None:
+        raise no_encoder()
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self.encoder.nbytes
+
+    def close(self) -> None:
+        self.encoder.close()
 
 
 class SpanInputs(Inputs):
@@ -227,6 +259,7 @@ class SourceInputs(Inputs):
 def open_inputs(
     bundle: Bundle,
     codec: TextCodec,
+    model: Model,
     threads: int | None,
     rows: EmbeddingSpanCache | None,
     keep: bool,
@@ -237,6 +270,7 @@ def open_inputs(
     Args:
         bundle: the bundle.
         codec: of its texts.
+        model: the target.
         threads: of encoders.
         rows: the storage of the target's embedding spans; None = its operators read only text.
         keep: whether spans that took long are written to the disk.
@@ -244,6 +278,8 @@ def open_inputs(
     """
     manifest = bundle.manifest
     draws = manifest.codes and manifest.codes.image
+    if manifest.is_encoder:
+        return EncoderInputs(bundle, codec, TextEncoder(bundle, model))
     if manifest.target.source is not None:
         return SourceInputs(bundle, codec, Encoding(bundle, threads))
     if rows is None:

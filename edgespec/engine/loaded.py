@@ -37,6 +37,7 @@ from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.cpu import rows_exact
+from edgespec.runtimes.slots.encoder import encoder_attention_name
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
@@ -99,7 +100,7 @@ class LoadedBundle:
         self.experience = Experience(find_profile(manifest, options))
         self.paces = PrefillBudget(), PrefillBudget()  # how fast the target and a draft read prompts
         # keys and values computed with one source are useless with another
-        wanted = options.prompt_cache and on_cpu and not self.inputs.sourced
+        wanted = options.prompt_cache and on_cpu and not self.inputs.sourced and not manifest.is_encoder
         self.prompts = PromptCache(bundle, wanted, self.lock, self.paces, self.memory_budget.left)
 
     def _open_target(self, graph: str | None) -> Model:
@@ -114,7 +115,7 @@ class LoadedBundle:
         """Make the inputs of requests; images and recordings need native operators."""
         rows = model.inserted if self.operators.kind == "native" and self._on_cpu else None
         keep, left = self.options.prompt_cache, self.memory_budget.left
-        return open_inputs(self.bundle, self.codec, self.run.threads, rows, keep, left)
+        return open_inputs(self.bundle, self.codec, model, self.run.threads, rows, keep, left)
 
     # -- about this bundle ---------------------------------------------------------------------------------------------
 
@@ -122,6 +123,12 @@ class LoadedBundle:
     def methods(self) -> list[str]:
         """Methods this bundle can run."""
         return list(self.bundle.manifest.methods)
+
+    @property
+    def vector_width(self) -> int:
+        """Numbers of an embedding."""
+        part, hidden = self.bundle.manifest.embedding, self.bundle.manifest.target.facts.hidden
+        return part.steps[-1].outputs if part and part.steps else hidden
 
     @cached_property
     def defaults(self) -> Settings:
@@ -324,6 +331,8 @@ class LoadedBundle:
 
 def _attention(manifest: Manifest, operators: Operators, options: LoadOptions) -> AttentionChoice:
     """Choose the formats of keys and values, and of the keys of self-drafts."""
+    if manifest.is_encoder and options.attention is None:
+        options = replace(options, attention=encoder_attention_name(manifest.target))
     found = choose_attention(manifest.target, operators, options.attention, options.draft_attention)
     if found.draft and not set(needing("layers")) & manifest.methods.keys():
         raise InvalidRequest(

@@ -20,8 +20,9 @@ from edgespec.export.measuring.reading import Reading
 from edgespec.export.models import Models
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.calibration_text import CalibrationText
+from edgespec.export.sentences import Sentences
 from edgespec.runtimes.files.formats import FILE, Attention
-from edgespec.runtimes.files.manifest import Pooling, SamplingPart, TextForm, TokenizerFacts
+from edgespec.runtimes.files.manifest import SamplingPart, TextForm, TokenizerFacts
 from edgespec.runtimes.files.seq2seq_format import WritingRules
 from edgespec.runtimes.files.speech import SpeechPart
 from edgespec.runtimes.text.codec import TextCodec
@@ -40,7 +41,7 @@ class Tokenizers:
     form: TextForm | None  # how an encoder-decoder's texts begin and end
     speech: SpeechPart | None  # of a model that transcribes
     sampling: SamplingPart | None
-    pooling: Pooling | None
+    sentences: Sentences  # how it embeds texts
     rules: WritingRules | None
 
 

@@ -36,10 +36,11 @@ from edgespec.export.quantization.calibration_sound import read_sounds
 from edgespec.export.quantization.calibration_text import read_calibration, unmeasured
 from edgespec.export.quantization.coded_keys import check_attention
 from edgespec.export.quantization.quantizer import Quantizer
+from edgespec.export.sentences import read_sentences
 from edgespec.export.source.keys import left_out
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.source.stored import LOSS
-from edgespec.export.tokenizers.facts import pooling_of, sampling_part, tokenizer_facts, vocabularies_differ
+from edgespec.export.tokenizers.facts import sampling_part, tokenizer_facts, vocabularies_differ
 from edgespec.export.tokenizers.files import open_codec, open_source_codec
 from edgespec.export.tokenizers.generation import decoder_rules
 from edgespec.export.tokenizers.speech import speech_part
@@ -197,7 +198,7 @@ def _read_tokenizers(options: ExportOptions, target: SourceModel) -> Tokenizers:
         form,
         speech_part(folder, config, codec) if read and read.features else None,
         sampling_part(folder),
-        pooling_of(folder),
+        read_sentences(folder, target.facts.hidden),
         decoder_rules(folder, config) if form is None else None,
     )
 

@@ -35,6 +35,7 @@ from edgespec.export.bundle.writer import (
 from edgespec.export.calibrated import CALIBRATED, note
 from edgespec.export.codes import CodeTensors, ended, read_codes, write_codes
 from edgespec.export.codes.write import FOLDER
+from edgespec.export.encoder import encoder_plan, export_encoder, open_encoder
 from edgespec.export.loaded_source import LoadedSource
 from edgespec.export.loading import load_source
 from edgespec.export.measuring.drafters import measure_drafter
@@ -83,6 +84,8 @@ def export_model(options: ExportOptions, progress: Progress = silent, golden: bo
     """
     if options.output.resolve() == Path.cwd():
         raise ExportError("the bundle cannot take the place of the current folder", "name another one")
+    if (encoder := open_encoder(options)) is not None:
+        return export_encoder(encoder, options, progress)
     if options.choose:  # which takes seconds
         options.wanted()
         refuse_existing(options.output, options.overwrite)
@@ -126,7 +129,8 @@ def write_bundle(folder: Path, source: LoadedSource) -> Manifest:
         weights,
         _provenance(source, notes, bits),
         sampling=words.sampling,
-        pooling=words.pooling,
+        pooling=words.sentences.pooling,
+        embedding=words.sentences.part(),
         rules=words.rules,
         text=None if words.speech else words.form,
         speech=words.speech,
@@ -148,6 +152,8 @@ def dry_run(options: ExportOptions, progress: Progress = silent) -> dict[str, An
         ExportError: as ``export_model``; nothing is written.
     """
     refuse_existing(options.output, options.overwrite)
+    if (encoder := open_encoder(options)) is not None:
+        return encoder_plan(encoder, options)
     source = load_source(options, progress)
     options, models, notes = source.options, source.models, list(source.notes)
     if (mixer := _mixer(source)) is not None:
@@ -206,6 +212,7 @@ def write_models(folder: Path, source: LoadedSource, choice: WeightChoice) -> Wr
         source.progress("weights", 0, 1, "drafter")
         drafter = write_drafter(folder, models.drafter, options.choice, target.part.layout)
     words = source.tokenizers
+    words.sentences.write(folder)
     copy_tokenizer(models.target.source.path, folder, words.codec, words.source_codec or _caption_codec(source))
     return Written(folder, target, draft, drafter, draft_choice, _write_codes(source, folder), facts, notes)
 

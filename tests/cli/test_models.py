@@ -208,7 +208,7 @@ def test_a_text_half_that_is_not_supported_either(whole: Callable[[str], Path], 
     "config, words",
     [({"model_type": "longt5", "is_encoder_decoder": True}, "'longt5' is not supported: it needs local and transient"),
      ({"model_type": "led"}, "'led' is not supported: it needs windowed"),
-     ({"model_type": "bert"}, "'bert' is an encoder"),
+     ({"model_type": "electra"}, "'electra' is an encoder"),
      ({"model_type": "plbart", "is_encoder_decoder": True}, "'plbart' is not supported: its layers are not described")],
 )  # fmt: skip
 def test_encoders_are_refused_by_name_without_useless_advice(

@@ -19,12 +19,19 @@ from edgespec.engine.loading import load
 from edgespec.errors import ContextFull, EdgespecError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
-from edgespec.export.tokenizers.facts import pooling_of
+from edgespec.export.sentences import read_sentences
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from tests.support import hf
 
 Floats = NDArray[Any]
 TEXTS = [[5, 9, 30], list(range(20, 90)), [7]]
+POOLED: dict[str, Callable[[Floats], Floats]] = {
+    "mean": lambda rows: rows.mean(0),
+    "last": lambda rows: rows[-1],
+    "cls": lambda rows: rows[0],
+    "weighted": lambda rows: np.average(rows, 0, np.arange(1, len(rows) + 1)),
+    "max": lambda rows: rows.max(0),
+}
 MODELS = ("llama_tied_gqa", "gemma3_new", "gpt_neox_parallel", "lfm2_conv", "qwen3_5_delta")
 
 
@@ -46,7 +53,7 @@ def expected(folder: Path, pooling: str) -> Floats:  # [texts, hidden]
     model = AutoModel.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         states = [model(torch.tensor([text])).last_hidden_state[0].numpy() for text in TEXTS]
-    pooled = np.stack([one.mean(0) if pooling == "mean" else one[-1] for one in states])
+    pooled = np.stack([POOLED[pooling](one) for one in states])
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
 
@@ -100,7 +107,8 @@ def test_texts_are_those_of_their_tokens(engine: Engine) -> None:
         ([[]], {}, InvalidRequest, "at least one token"),
         ([[1 << 30]], {}, InvalidRequest, "outside the vocabulary"),
         ([[1] * 5000], {}, ContextFull, "5000 tokens"),
-        (["x"], {"pooling": "cls"}, InvalidRequest, "expected mean or last"),
+        (["x"], {"pooling": "sum"}, InvalidRequest, "expected mean, last, cls"),
+        (["x"], {"prompt": "query"}, InvalidRequest, "has no prompts"),
         (["x"], {"dimensions": 1 << 20}, InvalidRequest, "the model's width"),
     ],
 )
@@ -135,15 +143,15 @@ def test_a_request_that_nobody_wants_ends(engine: Engine) -> None:
         engine.embed(["x"], cancel=cancel)
 
 
-@pytest.mark.parametrize("said, pooling", [("mean_tokens", "mean"), ("lasttoken", "last"), ("cls_token", None)])
+@pytest.mark.parametrize("said, pooling", [("mean_tokens", "mean"), ("lasttoken", "last"), ("cls_token", "cls")])
 def test_a_model_says_how_its_states_are_pooled(tmp_path: Path, said: str, pooling: str | None) -> None:
     """By the file of sentence-transformers, and a bundle carries it."""
     hf.write_reference_checkpoint(tmp_path / "model", "llama_tied_gqa")
-    assert pooling_of(tmp_path / "model") is None
+    assert read_sentences(tmp_path / "model", 64).pooling is None
     modes = {f"pooling_mode_{name}": name == said for name in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
     (tmp_path / "model" / "1_Pooling").mkdir()
     (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64} | modes))
-    assert pooling_of(tmp_path / "model") == pooling
+    assert read_sentences(tmp_path / "model", 64).pooling == pooling
     if pooling == "last":
         export_model(ExportOptions(str(tmp_path / "model"), tmp_path / "bundle", [], "int4", threads=1), golden=False)
         assert read_manifest(tmp_path / "bundle").pooling == "last"

@@ -8,14 +8,16 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llama, olmo, qwen, seq2seq, t5, whisper  # noqa: F401 (register)
 from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.encoders import ENCODERS
 from edgespec.export.architectures.janus import generating_half
 from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
 from edgespec.export.architectures.refused import REFUSED, modalities, refuse_encoder, refuse_senses
 from edgespec.export.architectures.sights import HEARINGS, READ, open_hearing, open_sight
-from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix
+from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix, without_prefix
 from edgespec.extensions import ARCHITECTURES as GROUP
 
-__all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
+__all__ = ["ARCHITECTURES", "ENCODERS", "Architecture", "VERIFIED", "architecture", "describe", "encoder_kind",
+           "open_text_encoder"]  # fmt: skip
 
 TEXT_HALVES = {
     "qwen2_vl_text": "qwen2",
@@ -49,8 +51,8 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     kind_of = describe(config) if what and not text_only else ""
     if kind_of not in ("", *READ.get(what, ())):
         raise refuse_senses(source.path, what, text_kind(config), READ)
-    if describe(config) not in ARCHITECTURES:
-        refuse_encoder(source.path, describe(config), config)
+    if (reads := encoder_kind(config)) is not None or describe(config) not in ARCHITECTURES:
+        refuse_encoder(source.path, reads or describe(config), config)
     inside = text_only or describe(config) not in ARCHITECTURES
     if isinstance(text, dict) and inside and describe(text) in ARCHITECTURES:
         shared = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
@@ -74,6 +76,34 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     if what:
         made.source.notes.append(f"the text half alone: the model itself reads {what}, the bundle does not")
     return made
+
+
+ENCODER_NAMES = {"new": "gte"}
+"""Types of encoders by what their authors call them."""
+
+
+def encoder_kind(config: dict[str, Any]) -> str | None:
+    """Return which encoder of texts a configuration describes, one of ``ENCODERS``; None = it is another model."""
+    name = describe(config)
+    if name in ARCHITECTURES and not config.get("use_bidirectional_attention"):
+        return None
+    name = ENCODER_NAMES.get(name, name)
+    return name if name in ENCODERS else None
+
+
+def open_text_encoder(source: Checkpoint) -> tuple[Architecture, Checkpoint]:
+    """Open an encoder of texts -> the encoder, and the checkpoint with the names of a model without a head.
+
+    Raises:
+        ExportError: tensors or settings that do not fit.
+    """
+    kind = ENCODERS[str(encoder_kind(source.config))]
+    if not isinstance(source, ConfigOnly):
+        source = without_prefix(source, getattr(kind, "prefixes", ()))
+    source = with_usual_prefix(source, kind.layers_at)
+    made = kind(source)
+    check_tensors(made, source)
+    return made, source
 
 
 def _unwrapped(source: Checkpoint) -> Checkpoint:

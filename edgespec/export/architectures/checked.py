@@ -11,7 +11,7 @@ from edgespec.export.source.source import Checkpoint, ConfigOnly
 
 # not weights: tables that old versions of transformers saved with the model, scales of a quantized cache, an epsilon
 BUFFERS = re.compile(r"\.(act_fn\.eps|inv_freq|masked_bias|attn\.bias|attention\.bias|[qkv]_scale|kv_scale)$")
-LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+LAYER = re.compile(r"(?:(?:^|\.)(?:layers|h)|(?:encoder|transformer)\.layer)\.(\d+)\.")
 
 
 def check_tensors(arch: Architecture, source: Checkpoint) -> None:

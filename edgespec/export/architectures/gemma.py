@@ -20,7 +20,8 @@ class Gemma(Architecture):
     tied_by_default = True
 
     def configure(self) -> dict[str, Any]:
-        self.settings.refuse("use_bidirectional_attention", "attention to later tokens", "causal attention")
+        if not self.both_ways:
+            self.settings.refuse("use_bidirectional_attention", "attention to later tokens", "causal attention")
         # the first release says "gelu" under hidden_act and means the approximation
         self.activation: Activation = "gelu_tanh" if self.activation == "gelu" else self.activation
         return super().configure()

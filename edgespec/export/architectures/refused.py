@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.encoders import ENCODERS as TEXT_ENCODERS
 
 ENCODERS = "encoders, and decoders that read one"
 LACKING = {
@@ -35,8 +36,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "code of its own beside the checkpoint, which transformers does not have": ("mimo",),
     "linear position biases (ALiBi)": ("bloom", "mpt"),
     ENCODERS: (
-        "bert", "bigbird_pegasus", "blenderbot", "camembert", "electra", "led", "longt5", "modernbert", "nllb-moe",
-        "prophetnet", "roberta", "switch_transformers", "xlm-roberta",
+        "albert", "bigbird_pegasus", "blenderbot", "deberta", "deberta-v2", "electra", "jina_embeddings_v3", "led",
+        "longt5", "nllb-moe", "prophetnet", "switch_transformers",
     ),
 }  # fmt: skip
 """Unsupported model types, grouped by the missing feature."""
@@ -81,8 +82,13 @@ def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:
             f"{', '.join(SEQUENCES)}",
             "take a model of one of these, or a decoder",
         )
+    if kind in TEXT_ENCODERS:
+        raise NotCausalLM(
+            f"{path}: {kind!r} is an encoder: it reads texts and writes none",
+            "`edgespec export` makes a bundle for `edgespec embed` and /v1/embeddings of it",
+        )
     if kind in REFUSED[ENCODERS]:
         raise NotCausalLM(
             f"{path}: {kind!r} is an encoder alone: it reads a text and writes none",
-            "take a model that writes text; embeddings of it are served, too (/v1/embeddings)",
+            f"of encoders these are supported: {', '.join(TEXT_ENCODERS)}",
         )

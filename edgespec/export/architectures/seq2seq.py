@@ -11,26 +11,25 @@ Sources: Attention Is All You Need (arXiv 1706.03762); BART (arXiv 1910.13461); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from edgespec.export.architectures.base import Architecture, known
-from edgespec.export.architectures.formula import EMBEDDING, FINAL_NORM, HEAD, LAYERS, QKV, Switch
+from edgespec.export.architectures.base import known
+from edgespec.export.architectures.formula import EMBEDDING, FINAL_NORM, HEAD, QKV, Switch
 from edgespec.export.architectures.ops import Kind, Ops, Value
-from edgespec.export.architectures.rules import MemoryRule, Norm, Norms
+from edgespec.export.architectures.residual import EMBEDDING_NORM, Build, ResidualLayers
+from edgespec.export.architectures.rules import MemoryRule, Norms
 from edgespec.export.source.derived import Extra, flat, held, original, rows_of
 from edgespec.export.source.sinusoids import sinusoids
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import FeaturePart, SourcePart
 
-CROSS, POSITIONS, EMBEDDING_NORM = "cross_attn.{}_proj", "model.embed_positions", "model.embedding_norm"
-LAST_NORM = "post_attention_layernorm"  # of a layer
-Build = Callable[[Ops, Value, int], Value]
+CROSS, POSITIONS = "cross_attn.{}_proj", "model.embed_positions"
 
 
-class EncoderDecoder(Architecture):
+class EncoderDecoder(ResidualLayers):
     """The decoder of an encoder-decoder, or its encoder; names are those of BART.
 
     Args:
@@ -65,8 +64,6 @@ class EncoderDecoder(Architecture):
     rope_share = 0
     tied_by_default = True
     # differences in the family
-    late_norms: ClassVar[bool] = False  # norms come after the residuals, the last one before the LM head
-    embedding_norm: ClassVar[bool] = False  # embeddings are normed
     placed: ClassVar[Literal["learnt", "sinusoids", "far sinusoids", "relative"]] = "learnt"
     first_position: int = 0  # row of the first token's position
     scaled: ClassVar[Switch] = ("scale_embedding", False)  # embeddings are times the root of their width
@@ -123,31 +120,8 @@ class EncoderDecoder(Architecture):
     def sublayers(self) -> list[tuple[Kind, str, Build]]:
         """The sub-layers of a layer in their order, with the modules of their norms."""
         memory: list[tuple[Kind, str, Build]] = [("memory", "memory_layernorm", self.recall)]
-        return [("attention", "input_layernorm", self.attend), *([] if self.both_ways else memory),
-                ("mlp", LAST_NORM, self.transform)]  # fmt: skip
-
-    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
-        """Build one layer: attention, in a decoder attention over the memory, and the MLP."""
-        before = self.norm_before(layer)
-        for kind, module, build in self.sublayers:
-            own = self.norm(f"{LAYERS}.{layer}.{module}")
-
-            def body(x: Value, build: Build = build, own: Norm = own) -> Value:
-                return build(ops, x if self.late_norms else ops.norm(x, own), layer)
-
-            x = ops.sublayer(kind, layer, x, body, norm=before)
-            before = own if self.late_norms else None
-        return x
-
-    def norm_before(self, layer: int) -> Norm | None:
-        """Return the norm of the stream that a layer reads: of embeddings, or a late one of the layer before."""
-        if layer == 0:
-            return self.norm(EMBEDDING_NORM) if self.embedding_norm else None
-        return self.norm(f"{LAYERS}.{layer - 1}.{LAST_NORM}") if self.late_norms else None
-
-    @property
-    def final_norm(self) -> Norm:
-        return self.norm_before(self.facts.layers) or super().final_norm
+        attention, mlp = super().sublayers
+        return [attention, *([] if self.both_ways else memory), mlp]
 
     def memory_rule(self, layer: int) -> MemoryRule:
         return MemoryRule(layer, self.score_scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import cached_property
 from importlib import resources
@@ -22,11 +22,11 @@ HUB_SMALL_FILES = [
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja", "*.spm",
-    "sentencepiece.bpe.model", "target_vocab.json", "*vocabulary.json", "*vocabulary.txt",
+    "sentencepiece.bpe.model", "vocab.txt", "target_vocab.json", "*vocabulary.json", "*vocabulary.txt",
 ]  # fmt: skip
 HUB_FILES = [
     "*.json", "*.safetensors", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.spm", "merges.txt",
-    "*.jinja", "model.bin", "*vocabulary.txt",
+    "*.jinja", "model.bin", "*vocabulary.txt", "vocab.txt",
 ]  # fmt: skip
 WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json", "edgespec_widened.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json",
@@ -213,6 +213,15 @@ def renamed(base: Checkpoint, names: dict[str, str]) -> Checkpoint:
     """Select tensors of a checkpoint; ``names``: new names to old ones."""
     tensors = {new: base.tensors[old] for new, old in names.items()}
     return Checkpoint(base.path, base.config, tensors, base.notes, base.temporary)
+
+
+def without_prefix(base: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
+    """Name the tensors of an encoder as if it were saved without a head, and norms as new versions of BERT do."""
+    prefix = next((one for one in prefixes if any(name.startswith(one) for name in base.index)), "")
+    names = {name.removeprefix(prefix): name for name in base.index}
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        names = {name.removesuffix(old) + new if name.endswith(old) else name: own for name, own in names.items()}
+    return renamed(base, names)
 
 
 def with_usual_prefix(source: Checkpoint, layers_at: str) -> Checkpoint:

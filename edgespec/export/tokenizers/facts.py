@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import BundleError, ExportError, InvalidRequest
-from edgespec.runtimes.files.manifest import ModelFacts, Pooling, SamplingPart, TokenizerFacts
+from edgespec.runtimes.files.manifest import ModelFacts, SamplingPart, TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import read_object
 
@@ -151,14 +151,6 @@ def read_if_sound(file: Path) -> dict[str, Any]:
 def _ids(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [value]
     return [item for item in values if type(item) is int and item >= 0]  # -1 says none
-
-
-def pooling_of(folder: Path) -> Pooling | None:
-    """Read the pooling of sentence-transformers for embeddings; None = it is missing or not supported."""
-    given = read_if_sound(folder / "1_Pooling" / "config.json")
-    means, lasts = given.get("pooling_mode_mean_tokens"), given.get("pooling_mode_lasttoken")
-    others = [name for name, on in given.items() if name.startswith("pooling_mode_") and on]
-    return None if len(others) != 1 else "mean" if means else "last" if lasts else None
 
 
 RULES = ("top_k", "top_p", "min_p")  # which transformers applies only where it samples

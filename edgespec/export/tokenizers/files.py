@@ -19,6 +19,7 @@ from edgespec.export.tokenizers.vocabulary import (
     surround,
     vocabulary,
 )
+from edgespec.export.tokenizers.word_pieces import WORDS, describe_word_pieces
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE, read_object, special_name
 
@@ -55,6 +56,8 @@ def convert(folder: Path) -> Described | None:
             return _sentencepiece(folder / name, config)
     if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
         return _byte_level(folder, config)
+    if (folder / WORDS).is_file():
+        return describe_word_pieces(folder, config)
     return describe_tekken(folder / TEKKEN) if (folder / TEKKEN).is_file() else None
 
 

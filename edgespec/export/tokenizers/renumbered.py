@@ -14,6 +14,7 @@ from edgespec.errors import ExportError
 from edgespec.export.tokenizers.facts import Described, bpe_model, tokenizer_json
 from edgespec.export.tokenizers.sentencepieces import NEVER, describe_sentencepiece, read_sentencepiece
 from edgespec.export.tokenizers.vocabulary import AddedToken, place, read_vocab, surround
+from edgespec.export.tokenizers.word_pieces import pair_template
 from edgespec.runtimes.text.byte_tokens import byte_texts
 from edgespec.runtimes.text.special import read_object
 
@@ -96,6 +97,8 @@ def _fairseq(folder: Path, config: dict[str, Any], name: str) -> Described:
         origin = f"__{config.get('src_lang') or 'en'}__"
         return _finished(_renumbered(file, ids | languages, config), special, origin, "</s>")
     pieces = [piece.piece for piece in read_sentencepiece(file).pieces[3:]]
+    if name == "XLMRobertaTokenizer":
+        return _without_languages(file, pieces, config)
     named = _named_languages(config) or {"MBartTokenizer": MBART, "MBart50Tokenizer": MBART50}.get(name, "").split()
     if not named:
         raise ExportError(
@@ -109,6 +112,15 @@ def _fairseq(folder: Path, config: dict[str, Any], name: str) -> Described:
     before = name in ("MBart50Tokenizer", "NllbTokenizer") and not config.get("legacy_behaviour")
     described = _renumbered(file, ids, config)
     return _finished(described, special, origin if before else None, "</s>", None if before else origin)
+
+
+def _without_languages(file: Path, pieces: list[str], config: dict[str, Any]) -> Described:
+    """XLM-R: fairseq's four tokens, pieces, and a mask; two texts of a pair have two ends between them."""
+    ids = {token: number for number, token in enumerate([*FAIRSEQ, *pieces, "<mask>"])}
+    special = {ids[token]: token for token in (*FAIRSEQ, "<mask>")}
+    described = _finished(_renumbered(file, ids, config), special, None, "</s>")
+    described["post_processor"] = pair_template(ids, "<s>", "</s>", double=True)
+    return described
 
 
 def _named_languages(config: dict[str, Any]) -> list[str]:

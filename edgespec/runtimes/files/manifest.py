@@ -25,6 +25,8 @@ from edgespec.runtimes.files.bounds import (
     Tokens,
 )
 from edgespec.runtimes.files.codes import CodesPart as CodesPart
+from edgespec.runtimes.files.embedding import EmbeddingPart as EmbeddingPart
+from edgespec.runtimes.files.embedding import Pooling as Pooling
 from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
 from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.formats import Format
@@ -61,7 +63,6 @@ MANIFEST = "edgespec.json"
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
 Precision = Literal["fp32", "fp16"]
-Pooling = Literal["mean", "last"]
 Origin = Literal["edgespec", "optimum"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
 MODELS = "target", "draft", "drafter"
@@ -415,6 +416,7 @@ class Manifest(Part):
     speech: SpeechPart | None = Field(default=None, description="of a model that hears: what transcripts begin with")
     codes: CodesPart | None = Field(default=None, description="of a model that draws or speaks: what its tokens become")
     pooling: Pooling | None = Field(default=None, description="how embeddings of texts are made; None = not said")
+    embedding: EmbeddingPart | None = Field(default=None, description="what else embeddings, or scores, need")
     parity: Parity = Field(default_factory=dict)
     cost: Times = Field(default_factory=dict)
     memory: Memory = Field(default_factory=dict)
@@ -427,6 +429,11 @@ class Manifest(Part):
     def stored_schema(self) -> int:
         """Schema of the file it was read from."""
         return self._stored_schema
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the target is an encoder, which writes no text."""
+        return self.embedding is not None and self.embedding.encoder
 
     @property
     def hears(self) -> bool:

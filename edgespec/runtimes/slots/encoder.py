@@ -6,13 +6,14 @@ another layer's keys and values, so they all share the same memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from edgespec.decoding.target import Ids, Rows
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.formats import KV_BLOCK
+from edgespec.runtimes.files.formats import Attention
 from edgespec.runtimes.files.images import WindowsPart
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import ModelPart
@@ -22,12 +23,17 @@ from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT,
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 
 
-def encoder_attention(part: ModelPart) -> KvFormat:
+def encoder_attention_name(part: ModelPart) -> Attention:
     """How an encoder keeps keys and values during a pass, unless something else is asked for.
 
     Those of int4 and int8 lose nothing by int8 (docs/dev/log.md), and passes over hundreds of rows are faster.
     """
-    return ATTENTION["f32" if part.format == "fp32" else "int8"]
+    return "f32" if part.format == "fp32" else "int8"
+
+
+def encoder_attention(part: ModelPart) -> KvFormat:
+    """Return the formats of ``encoder_attention_name``."""
+    return ATTENTION[encoder_attention_name(part)]
 
 
 class Encoder:
@@ -86,6 +92,23 @@ class Encoder:
         found[order] = rows
         return found
 
+    def encode_texts(self, texts: Sequence[Ids], positions: Sequence[Ids]) -> list[Rows]:
+        """Run the encoder over several texts in one pass; a text has the same rows alone.
+
+        Args:
+            texts: int64 [S] token ids each.
+            positions: int64 [S] each, rows of learned positions, or positions to rotate by.
+
+        Returns:
+            float32 [S, width] each, views of a copy.
+        """
+        lengths = [len(text) for text in texts]
+        if len(texts) == 1:
+            return [self._slot.encode(texts[0], positions=positions[0])]
+        apart = np.repeat(np.arange(len(texts)), lengths)
+        rows = self._slot.encode(np.concatenate(texts), apart=apart, positions=np.concatenate(positions))
+        return np.split(rows, np.cumsum(lengths)[:-1])
+
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values that a pass works with."""
@@ -137,15 +160,14 @@ class _EncoderSlot(NativeSlot):
         self.columns = 0  # it has no LM head
 
     def reserve(self, tokens: int) -> None:
-        if tokens > self.capacity:
-            array = own_pages((1, self.kv.nbytes(self._one, tokens)), np.uint8)
-            self._cache = self._bind("kv", Bound(array))
-            self.capacity = -(-tokens // KV_BLOCK) * KV_BLOCK
+        self._room(1, tokens)
 
     def _room(self, windows: int, rows: int) -> None:
-        """Make room for windows of at most ``rows`` rows; the next pass without windows allocates its cache again."""
-        self._cache = self._bind("kv", Bound(own_pages((windows, self.kv.nbytes(self._one, rows)), np.uint8)))
-        self.capacity = 0
+        """Make room for windows of at most ``rows`` rows each."""
+        size = self.kv.nbytes(self._one, rows)
+        have = (0, 0) if self._cache is None else self._cache.array.shape
+        if have[0] < windows or have[1] < size:
+            self._cache = self._bind("kv", Bound(own_pages((windows, size), np.uint8)))
 
     def encode(
         self,
@@ -153,6 +175,7 @@ class _EncoderSlot(NativeSlot):
         places: Ids | None = None,
         layers: range | None = None,
         apart: Ids | None = None,
+        positions: Ids | None = None,
     ) -> Rows:
         """Run a pass of rows that see each other -> [S, width], a copy.
 
@@ -160,6 +183,7 @@ class _EncoderSlot(NativeSlot):
             source, places: see ``Encoder.encode``.
             layers: those that are run; later than the first, they read the output of the layers before.  None = all.
             apart: int64 [S], ascending: rows see only those of the same number.
+            positions: int64 [S], of each row; None = it is its place.
         """
         n, load = len(source), source.ndim > 1 and (layers is None or layers.start > 0)
         plan = self._nowhere(n)
@@ -176,6 +200,8 @@ class _EncoderSlot(NativeSlot):
             self._room(len(counts), int(counts.max()))
             plan[SLOT], plan[VISIBLE] = apart, counts[apart]
             plan[PLACE] -= (np.cumsum(counts) - counts)[apart]
+        if positions is not None:
+            plan[POSITION] = positions
         if places is not None:
             self._offsets = np.concatenate([np.zeros((1, n), np.int64), places - plan[POSITION]])
         tapped = bool(self.model.part.aux_hidden_layers)

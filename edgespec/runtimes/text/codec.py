@@ -84,6 +84,45 @@ class TextCodec:
         with _library(InvalidRequest, "the prompt cannot be encoded"):
             return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
+    @cached_property
+    def ends(self) -> int:
+        """How many special tokens the tokenizer puts after a text."""
+        with _library(BundleError, "the tokenizer cannot be used", "download it again"):
+            mask = list(self.tokenizer.encode("a").special_tokens_mask)
+        return next((at for at, special in enumerate(reversed(mask)) if not special), 0)
+
+    def encode_short(self, text: str, longest: int) -> list[int]:
+        """Return the token ids of a text without its end, at most ``longest`` with what the tokenizer puts around."""
+        _check(text)
+        with _library(InvalidRequest, "the text cannot be encoded"):
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+            encoding.truncate(max(0, longest - self.tokenizer.num_special_tokens_to_add(False)))
+            return list(self.tokenizer.post_process(encoding).ids)
+
+    def encode_pair(self, first: str, second: str, longest: int, most: int | None = None) -> tuple[list[int], int]:
+        """Return the token ids of a pair of texts, and where the second one begins by the tokenizer's types.
+
+        Args:
+            first, second: the texts.
+            longest: tokens of the pair; the second text loses its end.
+            most: tokens of the second text; None = any number.
+
+        Raises:
+            InvalidRequest: the first text leaves no room for the second.
+        """
+        _check(first + second)
+        with _library(InvalidRequest, "the texts cannot be encoded"):
+            one, other = (self.tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+            room = longest - len(one.ids) - self.tokenizer.num_special_tokens_to_add(True)
+            if room < 1:
+                raise InvalidRequest(
+                    f"a query of {len(one.ids)} tokens leaves no room for a document in {longest}",
+                    "ask a shorter question",
+                )
+            other.truncate(room if most is None else min(room, most))
+            pair = self.tokenizer.post_process(one, other)
+        return list(pair.ids), next((at for at, kind in enumerate(pair.type_ids) if kind), len(pair.ids))
+
     def decode(self, tokens: Sequence[int], shown: Set[int] = frozenset()) -> str:
         """Return the text of token ids; bytes that do not form a character become U+FFFD.
 

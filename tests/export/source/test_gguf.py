@@ -22,9 +22,10 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.quantization.reference import reference_logits, reference_rows
+from edgespec.export.sentences import read_sentences
 from edgespec.export.source.gguf_config import llama3_scaling
 from edgespec.export.source.source import Checkpoint, resolve
-from edgespec.export.tokenizers.facts import pooling_of, sampling_part, tokenizer_facts
+from edgespec.export.tokenizers.facts import sampling_part, tokenizer_facts
 from edgespec.export.tokenizers.generation import decoder_rules
 from edgespec.export.tokenizers.sentencepieces import new_sentencepiece
 from edgespec.export.tokenizers.text_form import text_form
@@ -276,7 +277,7 @@ def test_what_else_the_metadata_asks_for(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, change=change)
     checkpoint = Checkpoint.open(tmp_path / "model.gguf")
     folder = checkpoint.path
-    assert pooling_of(folder) == "last"
+    assert read_sentences(folder, 64).pooling == "last"
     assert sampling_part(folder) == SamplingPart(temperature=0.5, top_k=20, top_p=0.75)
     rules = decoder_rules(folder, {})
     assert rules is not None

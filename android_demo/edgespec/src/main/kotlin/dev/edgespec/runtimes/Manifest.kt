@@ -170,7 +170,7 @@ fun readManifest(folder: File): Manifest {
 }
 
 private fun Reader.manifest(): Manifest {
-    ignore("schema_version", "parity", "memory", "pooling")
+    ignore("schema_version", "parity", "memory", "pooling", "embedding")
     text("edgespec_version")
     val (bos, eos) = part("tokenizer") {
         flag("chat_template")
