@@ -29,6 +29,7 @@ COMMANDS = {
     "calibrate": "Measure this device with a bundle.",
     "train": "Train heads or a draft for a model.",
     "run": "Generate text from a bundle or a model, or chat with it.",
+    "embed": "Embed texts with a bundle, or rank them for a query.",
     "list": "Show the bundles that `run` has made of models.",
     "rm": "Remove bundles that `run` has made.",
     "bench": "Compare every method of a bundle with plain decoding.",

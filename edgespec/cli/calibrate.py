@@ -67,6 +67,7 @@ def command(
     edgespec calibrate demo -o phone.json --json
     """
     from edgespec.cli.prompts import read_prompt_file
+    from edgespec.engine.encoders import require_writer
     from edgespec.planning.footprint import process_bytes
     from edgespec.planning.profiles import (
         find_profile,
@@ -84,6 +85,7 @@ def command(
         raise click.UsageError("--duration nan: expected a number from 0.1 to 3600")
     load = make_load_options(options)
     opened = Bundle.open(bundle, check=load.check)
+    require_writer(opened.manifest)
     where = manifest_hash(opened.manifest), load.resolve(opened.manifest)
     _check_output(output)
     texts = read_prompt_file(prompts) if prompts else []

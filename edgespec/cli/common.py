@@ -285,8 +285,11 @@ def request_options(function: F) -> F:
 
 def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load a bundle with the options of ``memory_options``, ``loading_options`` and ``drafting_options``."""
+    from edgespec.engine.encoders import require_writer
     from edgespec.engine.loading import load
+    from edgespec.runtimes.files.manifest import read_manifest
 
+    require_writer(read_manifest(bundle))
     return load(bundle, make_load_options(options))
 
 

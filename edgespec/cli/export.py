@@ -213,7 +213,8 @@ def command(
     size = sum(entry.size for entry in manifest.files.values())
     parity = manifest.parity
     against = parity.get("against", "the source")
-    click.echo(f"{target}: {show_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
+    what = f"methods {', '.join(manifest.methods)}" if manifest.methods else _encoder_words(manifest)
+    click.echo(f"{target}: {show_bytes(size)} in {seconds:.1f} s, {what}")
     if parity:
         click.echo(
             f"against {against}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
@@ -226,12 +227,33 @@ def command(
         click.echo(f"note: {note}")
     if verbose:
         _explain(manifest)
+    _show_next(target, recipe, manifest)
+
+
+def _show_next(target: Path, recipe: Any, manifest: Manifest) -> None:
+    """Print the command that uses the bundle."""
     quoted = shlex.quote(str(target))
+    if manifest.is_encoder:
+        scores = manifest.embedding is not None and manifest.embedding.scores
+        click.echo(f"next: edgespec embed {quoted} '...'" + (" --query '...'" if scores else ""))
+        return
     if recipe is not None:
         click.echo(f"recipe {recipe.name}: {recipe.reason}")
     ask = ask_words(manifest)
     run = f"edgespec run {quoted} {ask}" if recipe is None else recipe.run_command(quoted, manifest, ask)
     click.echo(f"next: {run}")
+
+
+def _encoder_words(manifest: Manifest) -> str:
+    """Say what an encoder does, and how near it is to its source."""
+    part = manifest.embedding
+    assert part is not None
+    if part.quality is None:
+        return "an encoder"
+    if part.scores:
+        return f"scores pairs of texts, at most {part.quality.score_max_error:.2g} from the source"
+    near = f"cosine {part.quality.cosine:.5f} with the source on {part.quality.texts} texts"
+    return f"{manifest.pooling} embeddings, {near}"
 
 
 def _options(asked: dict[str, Any]) -> ExportOptions:
@@ -289,7 +311,8 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
     weights = plan["format"] + (f" by {plan['quantizer']}" if plan["quantizer"] else "")
     if plan["head_format"] != plan["format"]:
         weights += f", head {plan['head_format']}"
-    click.echo(f"{plan['model']}: {plan['architecture']}, {weights}, methods {', '.join(plan['methods'])}")
+    methods = f"methods {', '.join(plan['methods'])}" if plan["methods"] else "an encoder"
+    click.echo(f"{plan['model']}: {plan['architecture']}, {weights}, {methods}")
     for part, size in plan["weight_bytes"].items():
         click.echo(f"{part} weights: {show_bytes(size)}")
     for note in plan["notes"]:

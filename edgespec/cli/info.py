@@ -76,7 +76,8 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         return
     console = table_console()
     print_table((), _rows(manifest, choice, tried))
-    _show_methods(console, manifest, profile, speeds)
+    if manifest.methods:
+        _show_methods(console, manifest, profile, speeds)
     told = "; ".join(part.notes or "" for part in manifest.methods.values())
     for note in manifest.provenance.get("notes", []):  # texts, as the manifest was checked
         if note not in told and not (profile and "no speed is predicted" in note):
@@ -106,7 +107,7 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -
         ("format", _format(manifest.target)),
         ("context", f"{facts.context} tokens"),
         ("size", _size(manifest)),
-        ("KV", f"{show_bytes(facts.kv_bytes_per_token)} per token"),
+        *([] if manifest.is_encoder else [("KV", f"{show_bytes(facts.kv_bytes_per_token)} per token")]),
         *([("sampling", _sampling(manifest.sampling))] if manifest.sampling else []),
         *([("states", f"{show_bytes(state_bytes(facts))}, at every length")] if facts.convolutions else []),
         ("operators", f"{choice.kind} ({choice.reason})"),
@@ -114,13 +115,31 @@ def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -
         ("devices", _devices(manifest)),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
         *(("skip sets", f"found so far: {file}") for file in stored_sets(manifest)),
-        ("parity", _parity(manifest.parity)),
+        *([] if manifest.is_encoder else [("parity", _parity(manifest.parity))]),
+        *_embeds(manifest),
         *([("quality", found["line"])] if (found := manifest.provenance.get("format_choice")) else []),
         *(("unseen", words) for words in quality_words(manifest.parity).split("; ") if words),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]
     source = {key: str(value) for key, value in manifest.provenance.items() if key not in _SHOWN}
     return [*rows, ("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-")]
+
+
+def _embeds(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Rows of how a bundle embeds or scores texts."""
+    part = manifest.embedding
+    if part is None:
+        return
+    if part.scores:
+        yield "scores", f"of pairs of texts, from {manifest.pooling} rows"
+    else:
+        yield "embeddings", f"{manifest.pooling or 'mean'} of rows{', of length one' if part.normalize else ''}"
+    if part.prompts:
+        yield "prompts", ", ".join(part.prompts)
+    if (found := part.quality) is not None and found.cosine is not None:
+        yield "cosine", f"{found.cosine:.5f} with the source on {found.texts} texts, at least {found.cosine_min:.5f}"
+    elif found is not None:
+        yield "error", f"at most {found.score_max_error:.2g} of a score on {found.texts} texts"
 
 
 def _beside(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -56,6 +56,7 @@ def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
 
 def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """Plan for a bundle; only its manifest is read, and what was measured with it."""
+    from edgespec.engine.encoders import require_writer
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import find_profile
     from edgespec.planning.streaming import seen_hits
@@ -66,6 +67,7 @@ def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]
         if options[name]:
             raise click.UsageError(f"--{name.rstrip('s').replace('_', '-')} is for models that are not exported yet")
     manifest, methods = complete(read_manifest(Path(source))), options["methods"]
+    require_writer(manifest)
     check_sizes(Path(source), manifest)
     profile, target = None, manifest.target
     if here:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from edgespec.extensions import SERVER_APIS, Table
-from edgespec.server import embeddings
+from edgespec.server import embeddings, rerank
 from edgespec.server.call import Call, Jobs, ModelTokens
 from edgespec.server.chats import ChatWriter, CompletionWriter
 from edgespec.server.fields import known_fields
@@ -77,6 +77,12 @@ _CORE = {
         "Embeddings",
         read=embeddings.read,
         respond=embeddings.respond,
+    ),
+    "rerank": Api(
+        "/v1/rerank", "Documents by score", rerank.RerankRequest, "Ranking", read=rerank.read, respond=rerank.respond
+    ),
+    "rerank2": Api(
+        "/v2/rerank", "Documents by score", rerank.RerankRequest, "Ranking", read=rerank.read, respond=rerank.respond
     ),
     "response": Api("/v1/responses", "An answer", ResponsesRequest, "Response", ResponseWriter, "resp_"),
 }

@@ -102,6 +102,7 @@ class Model:
             sense=manifest.target.sense,
             pictures=pictures,
             codes=manifest.codes,
+            embedding=manifest.embedding,
         )
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
@@ -130,12 +131,15 @@ class Model:
     def about(self) -> dict[str, Any]:
         """Field ``edgespec`` of its entry in ``/v1/models``."""
         manifest, codes = self.manifest, self.manifest.codes
+        embeds = why_no_embeddings(manifest, self.run.operators) is None
+        scores = manifest.embedding is not None and manifest.embedding.scores
         return {
             "methods": list(manifest.methods),
             "context": self.run.context,
             "operators": self.run.operators,
             "chat": manifest.tokenizer.chat_template,
-            "embeddings": why_no_embeddings(manifest.target.final_norm, self.run.operators) is None,
+            "embeddings": embeds,
+            "reranks": embeds or scores,
             "hears": manifest.hears,
             "sees": manifest.target.image is not None,
             "speaks": codes is not None and codes.sound is not None,

@@ -178,7 +178,7 @@ def _answers(name: Shape) -> Shape:
         methods=_list(TEXT),
         context=WHOLE,
         operators=TEXT,
-        **_each(FLAG, "chat", "embeddings", "hears", "sees", "speaks", "draws", "loaded"),
+        **_each(FLAG, "chat", "embeddings", "reranks", "hears", "sees", "speaks", "draws", "loaded"),
     )
     usage = _object(
         **_each(WHOLE, "prompt_tokens", "completion_tokens", "total_tokens"),
@@ -227,6 +227,8 @@ def _other_answers(name: Shape) -> Shape:
     part: Shape = {"type": "object", "properties": {"type": TEXT}, "required": ["type"]}
     counts = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     vector = _object(object=_const("embedding"), index=WHOLE, embedding=_either(_list(NUMBER), TEXT))
+    ranked = _object(index=WHOLE, relevance_score=NUMBER)
+    ranked["properties"]["document"] = _object(text=TEXT)
     error = _object(type=TEXT, message=TEXT)
     error["properties"]["details"] = ANY
     response = _object(
@@ -256,6 +258,14 @@ def _other_answers(name: Shape) -> Shape:
             data=_list(vector),
             model=name,
             usage=_object(prompt_tokens=WHOLE, total_tokens=WHOLE),
+        ),
+        "Ranking": _object(
+            id=TEXT,
+            object=_const("list"),
+            model=name,
+            results=_list(ranked),
+            usage=_object(prompt_tokens=WHOLE, total_tokens=WHOLE),
+            meta=ANY,
         ),
         "Transcript": _object(text=TEXT, usage=_object(type=_const("duration"), seconds=NUMBER))
         | {"additionalProperties": True},  # times, language and how it was decoded

@@ -24,8 +24,10 @@ from pydantic import TypeAdapter, ValidationError
 from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Grammar, Settings
+from edgespec.engine.encoders import no_encoder
 from edgespec.errors import EdgespecError, InvalidRequest, install_hint
 from edgespec.runtimes.files.codes import CodesPart
+from edgespec.runtimes.files.embedding import EmbeddingPart
 from edgespec.runtimes.files.images import ImagePart
 from edgespec.runtimes.files.seq2seq_format import TextForm
 from edgespec.runtimes.files.sound import SoundPart
@@ -72,6 +74,7 @@ class ModelInfo:
         sense: vision or audio encoder; None = it reads only text.
         pictures: folder whose pictures requests may name; empty = none.
         codes: codec that decodes its tokens to pictures or sound; None = it generates text.
+        embedding: how it embeds or scores texts; None = by nothing but its pooling.
     """
 
     bundle: str
@@ -87,6 +90,7 @@ class ModelInfo:
     sense: ImagePart | SoundPart | None = None
     pictures: str = ""
     codes: CodesPart | None = None
+    embedding: EmbeddingPart | None = None
 
 
 MODELS = TypeAdapter(list[ModelInfo])
@@ -253,6 +257,8 @@ class Reader:
             raise InvalidRequest("show_drafts: only streams of completions and chats show guesses")
         tokens = self._tokens(asked.model)
         known, grammar = tokens.known, asked.grammar
+        if known.embedding is not None and known.embedding.encoder:
+            raise no_encoder()
         if (grammar is not None or asked.forces_call) and not self._grammars:
             return {"elsewhere": True}, []
         prompts, default, plan = _prompts(tokens, asked)

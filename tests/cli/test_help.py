@@ -203,6 +203,7 @@ REFUSED: dict[str, tuple[str, ...] | None] = {
     "cache list": None,
     "calibrate": (MISSING,),
     "devices": None,
+    "embed": (MISSING, "x"),
     "export": (NONE,),
     "info": (MISSING,),
     "judge": None,  # 1 is a verdict: a server that cannot be asked is 2

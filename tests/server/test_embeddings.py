@@ -102,11 +102,12 @@ def test_they_come_while_texts_are_written(client: openai.OpenAI, alone: Engine)
         ({"input": [[]]}, "input"),
         ({"input": [1 << 25]}, "outside the vocabulary"),
         ({"input": ["x"] * 2049}, "input"),
-        ({"input": "king " * 5000}, "tokens and the context"),
+        ({"input": "king " * 5000}, "reads at most"),
         ({"input": "x", "dimensions": 0}, "dimensions"),
         ({"input": "x", "dimensions": 1 << 20}, "the model's width"),
         ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "x", "extra_body": {"edgespec": {"pooling": "cls"}}}, "pooling"),
+        ({"input": "x", "extra_body": {"edgespec": {"pooling": "sum"}}}, "pooling"),
+        ({"input": "x", "extra_body": {"edgespec": {"prompt": "query"}}}, "has no prompts"),
     ],
 )
 def test_what_cannot_be_embedded_is_refused_by_name(client: openai.OpenAI, asked: dict[str, Any], message: str) -> None:

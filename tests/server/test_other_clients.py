@@ -8,11 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import edgespec
 from tests.server.conftest import Served, start, stop
 from tests.server.test_tools import SCHEMAS, TOOLS
-from tests.support import agent_loops, client_loops
+from tests.support import agent_loops, client_loops, encoders, rag_clients
 from tests.support.elsewhere import python_with
 
 pytestmark = pytest.mark.nightly
@@ -63,6 +65,32 @@ def test_litellm_speaks_all_three_apis(server: Served, tmp_path: Path) -> None:
     assert all(call == calls[0] for call in calls)
     assert calls[0][0] == "tool_calls"
     assert calls[0][1] in SCHEMAS
+
+
+def test_classes_for_embeddings_and_rerank(tmp_path: Path) -> None:
+    """Those of LangChain, llama-index and Cohere give the engine's vectors and scores."""
+    encoders.save(encoders.torch_model("bert"), tmp_path / "bert")
+    encoders.save(encoders.torch_model("bert", "ForSequenceClassification", num_labels=1), tmp_path / "cross")
+    for name in ("bert", "cross"):
+        edgespec.export(tmp_path / name, tmp_path / f"{name}-edge", format="int8", threads=1)
+    running = start(tmp_path / "bert-edge", str(tmp_path / "cross-edge"))
+    try:
+        command = [python_with("clients"), "-I", rag_clients.__file__, running.url, "bert-edge", "cross-edge"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"HOME": str(tmp_path)}, timeout=300
+        )
+    finally:
+        stop(running)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found, texts = json.loads(done.stdout.splitlines()[-1]), [*rag_clients.TEXTS, rag_clients.QUERY]
+    with edgespec.load(tmp_path / "bert-edge", threads=1) as engine:
+        wanted = engine.embed(texts)
+    for run in rag_clients.EMBEDDERS:
+        assert np.array(found[run.__name__], np.float32).tobytes() == wanted.tobytes()
+    with edgespec.load(tmp_path / "cross-edge", threads=1) as engine:
+        best = engine.rerank(rag_clients.QUERY, rag_clients.TEXTS, top=2)
+    for rank in rag_clients.RANKERS:
+        assert found[rank.__name__] == [[rag_clients.TEXTS[one.index], pytest.approx(one.score)] for one in best]
 
 
 def test_three_turns_of_every_client(server: Served, tmp_path: Path) -> None:
