@@ -57,7 +57,7 @@ class OtherTokenizer(Speculative):
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
         own = self._own(request.tokens)
-        if (called := getattr(self.model, "on_begin", None)) is not None:
+        if own and (called := getattr(self.model, "on_begin", None)) is not None:
             called(self, list(own))
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:

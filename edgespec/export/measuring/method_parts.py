@@ -135,8 +135,9 @@ class MethodMeasurer:
             read.attend(folder, part, draft, self.threads)
         within = max(MIN_TOKENS, part.facts.context // 2)  # a draft may have less context than its target
         chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
+        matching: Matching = "strings"
         if translation is None:
-            acceptance, matching, line = chains.score(draft), "strings", _scored(draft, chains)
+            acceptance, line = chains.score(draft), _scored(draft, chains)
         else:
             acceptance, matching, line = _translated(draft, chains, translation)
         draft_ms = measure_steps(draft, 1).plain
