@@ -177,11 +177,11 @@ private fun Reader.manifest(): Manifest {
         intOrNull("bos") to ints("eos")
     }
     val target = part("target") { model() }
+    val methods = members("methods") { method() }
     // drafts with another tokenizer are not run here
-    val lost = if (jsonOrNull("translation") == null) emptySet() else setOf("speculative")
-    val methods = members("methods") { method() } - lost
+    val here = if (jsonOrNull("translation") == null) METHODS else METHODS - "speculative"
     val found = Manifest(
-        target, partOrNull("draft") { model() }, partOrNull("drafter") { model() }, methods.filterKeys { it in METHODS }, bos, eos,
+        target, partOrNull("draft") { model() }, partOrNull("drafter") { model() }, methods.filterKeys { it in here }, bos, eos,
         partOrNull("sampling") { sampling(this@manifest) } ?: SamplingParams(),
         partOrNull("rules") { rules() }, partOrNull("text") { textForm() }, partOrNull("speech") { speech() },
         jsonOrNull("cost") ?: JsonObject(), jsonOrNull("provenance") ?: JsonObject(),
@@ -192,7 +192,7 @@ private fun Reader.manifest(): Manifest {
             this@manifest.checkInside("files", name)
             FileEntry(long("size"), text("sha256"))
         },
-        methods.keys - METHODS,
+        methods.keys - here.toSet(),
     )
     done()
     found.drafter?.let {
