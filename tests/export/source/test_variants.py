@@ -177,12 +177,12 @@ def test_longer_contexts_where_scaling_allows_them(copied: Callable[[str], Path]
 def test_every_architecture_is_short() -> None:
     """Adding one costs less than 80 lines, only what differs, and no more than two classes below ``Architecture``.
 
-    Those of encoder-decoders are below ``EncoderDecoder``.
+    Those of encoder-decoders are below ``EncoderDecoder`` and ``ResidualLayers``.
     """
     for name, kind in ARCHITECTURES.items():
         written = [line for line in inspect.getsource(kind).splitlines() if line.strip()]
         assert len(written) < (160 if name == "gemma4_text" else 80), name
-        assert len(kind.__mro__) <= 6 + issubclass(kind, EncoderDecoder), (
+        assert len(kind.__mro__) <= 6 + 2 * issubclass(kind, EncoderDecoder), (
             name
         )  # with Architecture, Decoder, ABC and object
 

@@ -71,6 +71,7 @@ def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
         ("activate x=0 k=32 fn=gelu rows=0", "silu x=0 k=32 rows=1", "rows out of place"),
         ("window=4", "window=-1", "expected window of 0 to"),
         ("window=4", "window=x", "expected an integer"),
+        ("window=4", "after=4", "expected after with a window"),
         ("dim=16 window=4 cap=2", "dim=16 window=4 cap=-2", "expected a finite cap of at least 0"),
         ("cap=30", "cap=nan", "expected a finite cap of at least 0"),
         ("cap=30", "cap=much", "expected a number"),

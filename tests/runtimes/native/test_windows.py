@@ -26,7 +26,9 @@ def width_of(heads: int, kv: int, dim: int) -> int:
     return (heads + 2 * kv) * dim
 
 
-def program_of(weights: Weights, shape: tuple[int, int, int], window: int, cap: float, scale: float) -> str:
+def program_of(
+    weights: Weights, shape: tuple[int, int, int], window: int, cap: float, scale: float, after: int = 0
+) -> str:
     """Write the steps of nothing but attention: hidden_in [n, q | k | v] -> logits [n, heads * dim]."""
     heads, kv_heads, dim = shape
     width, steps = width_of(*shape), []
@@ -43,7 +45,7 @@ def program_of(weights: Weights, shape: tuple[int, int, int], window: int, cap: 
             f"acts 0 {width}\nacts 1 {n}\nload out=0 k={width}\nquantize x=0 k={width} kind=f32 out=0",
             *steps,
             f"heads qx=1 kx=2 vx=3 dim={dim} heads={heads} kv={kv_heads} layer=0 scale={scale}",
-            f"attend out=4 layer=0 heads={heads} kv={kv_heads} dim={dim} window={window} cap={cap}",
+            f"attend out=4 layer=0 heads={heads} kv={kv_heads} dim={dim} window={window} after={after} cap={cap}",
             f"quantize x=4 k={n} kind=f32 out=1 rows=1\nlogits act=1 w={last} kind=f32 n={n} k={n}",
         ]
     )
@@ -53,6 +55,7 @@ def attention(
     folder: Path,
     *,
     window: int = 0,
+    after: int = 0,
     cap: float = 0,
     shape: tuple[int, int, int] = (HEADS, KV, DIM),
     scale: float = 1.0,
@@ -61,7 +64,7 @@ def attention(
 ) -> Node:
     """Make a node of nothing but attention in ``folder``; ``more``: of ``Node`` and its cache."""
     weights = Weights()
-    program = program_of(weights, shape, window, cap, scale)
+    program = program_of(weights, shape, window, cap, scale, after)
     return Node(folder, program, weights, width_of(*shape), head=shape[1:], tokens=tokens, **more)
 
 
@@ -131,6 +134,23 @@ def test_caps_of_chains(tmp_path: Path, window: int, cap: float) -> None:
     found = fill(attention(tmp_path, window=window, cap=cap, scale=0.8), x, [1, 128, 3, 17, 64])
     close(found, Expected(window, cap, 0.8).run(Rows.chain(400), x))
     assert np.abs(found - Expected(window, 0, 0.8).run(Rows.chain(400), x)).max() > 0.01
+
+
+@pytest.mark.parametrize("window, after", [(2, 1), (5, 64), (65, 64), (128, 127), (129, 3), (300, 200), (9, 690)])
+def test_rows_that_see_each_other(tmp_path: Path, window: int, after: int) -> None:
+    """As an encoder's: each sees positions on both sides, and has the same bits with any threads."""
+    n = 500
+    x, at = text(n, 5), list(range(n))
+    rows = Rows(at, [n] * n, [ROOT] * n, at, [0] * n, [0] * n)
+    found = [attention(tmp_path, window=window, after=after, threads=threads).run(rows, x)[0] for threads in (1, 2)]
+    np.testing.assert_array_equal(*found)
+    q, k, v = np.split(x.astype(np.float64), [HEADS * DIM, (HEADS + KV) * DIM], 1)
+    keys, values = (np.repeat(one.reshape(n, KV, DIM), HEADS // KV, 1) for one in (k, v))
+    scores = np.einsum("qhd,khd->hqk", q.reshape(n, HEADS, DIM), keys)
+    away = np.arange(n) - np.arange(n)[:, None]
+    scores[:, (away <= -window) | (away > after)] = -np.inf
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    close(found[0], np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), values).reshape(n, -1))
 
 
 # twelve deep, with siblings in between: row 1 to 4 are neighbours of the cache, the others are not
