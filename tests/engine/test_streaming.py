@@ -191,14 +191,14 @@ def test_a_plan_streams_what_does_not_fit_and_uses_what_runs_showed(bundles: Cal
     budget = budget_of(manifest, 0.5)
     request = PlanRequest(budget, load=LoadOptions(context=CONTEXT, operators="native"), bandwidth=1e10, disk=1e9)
 
-    def planned() -> tuple[PlannedRun, Streaming]:
-        pick = make_plan([Option(manifest, str(bundle), hits=seen_hits(manifest))], request).pick
+    def planned(hits: SeenHits | None) -> tuple[PlannedRun, Streaming]:
+        pick = make_plan([Option(manifest, str(bundle), hits=hits)], request).pick
         assert pick is not None
         assert pick.streaming is not None
         assert pick.memory.peak <= budget
         return pick, pick.streaming
 
-    pick, before = planned()
+    pick, before = planned(None)
     share = before.cache / before.experts
     assert before.hits == pytest.approx(share, rel=0.2)  # evenly chosen; a cached expert has whole pages
     rate = pick.speed.plain_tokens_per_second
@@ -208,7 +208,7 @@ def test_a_plan_streams_what_does_not_fit_and_uses_what_runs_showed(bundles: Cal
         for _ in range(3):
             texts(engine, "ar")
         found, share = store_of(engine).counts(1).hit_rate, store_of(engine).share
-    _, after = planned()
+    _, after = planned(seen_hits(manifest))
     assert (before.seen, after.seen) == (False, True)
     assert after.hits == pytest.approx(found, abs=0.05)
     seen = SeenHits(share, found)
