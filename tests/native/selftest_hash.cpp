@@ -1,6 +1,11 @@
 // Hashes of what each kernel computes.
 #include "selftest.h"
 
+extern "C" int edgespec_pack(const char* kind, int k, const uint8_t* const* rows, int64_t tiles, uint8_t* out,
+                             uint8_t* low);  // pack.cpp
+extern "C" int edgespec_unpack(const char* kind, int k, const uint8_t* packed, const uint8_t* low, int64_t first,
+                               int64_t count, float* y);
+
 namespace edgespec {
 namespace {
 
@@ -320,6 +325,43 @@ void hash_delta(const Kernels& kernels, Random random) {
   }
 }
 
+// Rows as files have them, packed: the memory of each ends where it does, and so does that of what it becomes.
+void hash_packing(Random random) {
+  const std::map<Kind, std::pair<int, int>> files = {
+      // numbers and bytes of a block, by ggml-common.h
+      {kQ4, {32, 18}},     {kP8, {32, 34}},      {kQ8, {32, 34}},       {kQ4_1, {32, 20}},     {kQ5_0, {32, 22}},
+      {kQ5_1, {32, 24}},   {kQ2_K, {256, 84}},   {kQ3_K, {256, 110}},   {kQ4_K, {256, 144}},   {kQ5_K, {256, 176}},
+      {kQ6_K, {256, 210}}, {kIQ4_NL, {32, 18}},  {kIQ4_XS, {256, 136}}, {kMXFP4, {32, 17}},    {kU4X32, {32, 19}},
+      {kU4X64, {64, 35}},  {kU4X128, {128, 67}}, {kU8X32, {32, 35}},    {kU8X128, {128, 131}}, {kF16, {1, 2}},
+      {kBF16, {1, 2}},
+  };
+  for (const auto& [kind, size] : files) {
+    Hash hash;
+    for (const int blocks : {1, 3, 8}) {
+      const int k = blocks * size.first;
+      std::vector<Array<uint8_t>> rows;
+      std::vector<const uint8_t*> places;
+      for (int row = 0; row < 2 * kTile; ++row) {
+        rows.emplace_back(size_t(blocks) * size.second);
+        for (uint8_t& byte : rows.back()) byte = static_cast<uint8_t>(random.next());
+        places.push_back(row % 7 == 6 ? nullptr : rows.back().get());
+      }
+      Array<uint8_t> packed(2 * tile_bytes(kind, k)), low(kind == kP8 ? 2 * low_bytes(k) : 0);
+      uint8_t* const own = kind == kP8 ? low.get() : nullptr;
+      Floats y(size_t(k) * 20);
+      const char* const name = kKinds[kind].name;
+      if (edgespec_pack(name, k, places.data(), 2, packed.get(), own) ||
+          edgespec_unpack(name, k, packed.get(), own, 12, 20, y.get()))
+        throw std::runtime_error(std::string("rows are not packed: ") + name);
+      if (size.first > 1 && !edgespec_pack(name, k + 1, places.data(), 2, packed.get(), own))
+        throw std::runtime_error(std::string("part of a block is packed: ") + name);
+      hash.add(packed);
+      hash.add(low);
+    }
+    hash.print(std::string("pack_") + kKinds[kind].name);
+  }
+}
+
 }  // namespace
 
 void print_hashes(const Kernels& kernels) {
@@ -329,6 +371,7 @@ void print_hashes(const Kernels& kernels) {
   hash_attention(kernels, Random(3));
   hash_functions(kernels, Random(7));
   hash_delta(kernels, Random(10));
+  hash_packing(Random(11));
 }
 
 }  // namespace edgespec

@@ -18,11 +18,13 @@ using Shape = std::pair<int, int>;  // [n, k]
 class Held {
  public:
   Held(Kind kind, size_t bytes) {
-    constexpr int kTogether = 8 * kBlock;  // every kind repeats from here on, except scales stored after all codes
-    const size_t together = tile_bytes(kind, kTogether);
-    const size_t period = std::lcm(together, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+    constexpr int kTogether = 8 * kBlock;  // every kind repeats from here on, but those of files: scales follow codes
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t period = is_ggml(kind) ? 16 * page : std::lcm(tile_bytes(kind, kTogether), page);
+    int k = kTogether;
+    while (tile_bytes(kind, k) < period) k += kTogether;
     Random random(5);
-    const auto piece = make_tile(random, kind, static_cast<int>(period / together) * kTogether);
+    const auto piece = make_tile(random, kind, k);
     bytes_ = (bytes / period + 1) * period;
     const std::unique_ptr<FILE, int (*)(FILE*)> file(std::tmpfile(), std::fclose);
     if (!file || std::fwrite(piece.get(), 1, period, file.get()) != period || std::fflush(file.get()))

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from benchmarks.device import FORMATS, main
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import ModelSpec, open_model
 from edgespec.runtimes.files.formats import GGML, HALVES, KINDS
 from tests.conftest import Written
-from tests.support import arm64
+from tests.support import arm64, hf, packed
+from tests.support.gguf_files import with_types, write_gguf
 from tests.support.selftest import (
     ARM,
     COMMON,
@@ -41,6 +45,15 @@ from tests.support.selftest import (
 
 C_INTERFACE = ("damaged", *READERS)
 DAMAGED = [("qwen2_tied_gqa7", "int4"), ("lfm2_conv", "int8"), ("qwen2_untied", "fp32")]  # bundles to change
+# type of most matrices of a file -> those of the two that are long enough for groups of 256
+FILES = {"Q5_0": ("Q2_K", "Q3_K"), "Q5_1": ("Q4_K", "Q5_K"), "Q4_1": ("Q6_K", "IQ4_XS")}
+GROUPS: dict[str, tuple[packed.Packer, dict[str, Any]]] = {
+    "ordered": (packed.gptq(4, 32, act=True, symmetric=False, each=True), {"bits": 4, "group_size": 32}),
+    "of-64": (packed.gptq(4, 64, symmetric=False), {"bits": 4, "group_size": 64}),
+    "of-128": (packed.gptq(4, 128, symmetric=False), {"bits": 4, "group_size": 128}),
+    "bytes": (packed.gptq(8, 64, symmetric=False), {"bits": 8, "group_size": 64, "checkpoint_format": "gptq"}),
+    "bytes-of-128": (packed.gptq(8, 128, symmetric=False), {"bits": 8, "group_size": 128, "checkpoint_format": "gptq"}),
+}  # fmt: skip
 # without the features that the emulator lacks, of which it would warn
 HASWELL = "Haswell-noTSX,-pcid,-x2apic,-tsc-deadline,-invpcid"
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
@@ -226,6 +239,38 @@ def test_damaged_bundles_under_sanitizers(
     graphs = [str(one.folder / one.part.graphs["native"].file) for one in made]
     options = "allocator_may_return_null=1:max_allocation_size_mb=1024"
     said = sanitized["damaged"].run("7", "400", str(tmp_path), *graphs, ASAN_OPTIONS=options)
+    found = [int(word) for word in said.replace(",", "").split() if word.isdigit()]
+    assert min(found) > 100, said
+
+
+def file_bundles(folder: Path) -> list[str]:
+    """Write models with a file's own weights, of every type, and return their graphs."""
+    for at, (kind, downs) in enumerate(FILES.items()):
+        types = {f"blk__{layer}__ffn_down__weight": down for layer, down in enumerate(downs)}
+        change = with_types(**types, blk__0__attn_q__weight="IQ4_NL", blk__0__attn_v__weight="MXFP4")
+        write_gguf(folder / f"{at}.gguf", "llama_tied_gqa", kind=GGMLQuantizationType[kind], change=change)
+    config = hf.CONFIGS["llama_tied_gqa"] | {"hidden_size": 128, "intermediate_size": 256}
+    for name, (packer, settings) in GROUPS.items():
+        hf.write_checkpoint(folder / name, config, 3, "bfloat16")
+        packed.pack_checkpoint(folder / name, packer, {"quant_method": "gptq", "sym": False, **settings})
+    graphs = []
+    for path in [*sorted(folder.glob("*.gguf")), *(folder / name for name in GROUPS)]:
+        made = folder / f"{path.stem}-bundle"
+        made.mkdir()
+        part = write_model(made, open_model(path, 128), ModelSpec("file", gated=True)).part
+        graphs.append(str(made / part.graphs["native"].file))
+    return graphs
+
+
+@pytest.mark.nightly
+def test_damaged_weights_of_files_under_sanitizers(sanitized: dict[str, Program], tmp_path: Path) -> None:
+    """Every type of a file, and orders of inputs, as the bundles above."""
+    graphs = file_bundles(tmp_path)
+    kinds = {word[5:].decode() for graph in graphs for word in Path(graph).read_bytes().split() if word[:5] == b"kind="}
+    assert set(GGML) <= kinds
+    options = "allocator_may_return_null=1:max_allocation_size_mb=1024"
+    (tmp_path / "changed").mkdir()
+    said = sanitized["damaged"].run("7", "80", str(tmp_path / "changed"), *graphs, ASAN_OPTIONS=options)
     found = [int(word) for word in said.replace(",", "").split() if word.isdigit()]
     assert min(found) > 100, said
 
