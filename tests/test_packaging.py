@@ -184,7 +184,7 @@ def test_wheels_of_linux_on_one_machine(builder: Path, tmp_path: Path) -> None:
     need("qemu-aarch64", "to load the library for arm64")
     call(builder / "python", "-m", "pip", "install", "-q", "ziglang==0.17.1", "auditwheel>=6,<7")
     said = call(builder / "python", ROOT / "tools" / "build_wheels.py", "linux-x86_64", "linux-aarch64", "-o", tmp_path,
-                "--cmake", QUICK, ZIG_GLOBAL_CACHE_DIR=str(tmp_path / "cache"), CXX=None, CC=None)  # fmt: skip
+                f"--cmake={QUICK}", ZIG_GLOBAL_CACHE_DIR=str(tmp_path / "cache"), CXX=None, CC=None)  # fmt: skip
     for line, tag in zip(said.splitlines(), ("x86_64", "aarch64"), strict=True):
         assert f"-py3-none-manylinux_2_28_{tag}.whl, " in line
         assert line.endswith(" MB: loaded")

@@ -28,7 +28,7 @@ int below(Random& random, int most) { return static_cast<int>(random() % static_
 bool fine(int status) {
   if (status == EDGESPEC_OK) return true;
   ++refusals;
-  if (status != EDGESPEC_REFUSED && status != EDGESPEC_NO_MEMORY) std::abort();
+  if (status != EDGESPEC_REFUSED && status != EDGESPEC_NO_MEMORY && status != EDGESPEC_NO_FILE) std::abort();
   if (std::strncmp(edgespec_error(), "edgespec", 8)) {
     std::cerr << "refused without a word of who: " << edgespec_error() << std::endl;
     std::abort();

@@ -35,7 +35,7 @@ ISA_FLAGS = {
 ISA_FLAGS["isa_avx512"] += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # GCC 12's own headers
 ARM = tuple(isa for isa, flags in ISA_FLAGS.items() if any(flag.startswith("-march=arm") for flag in flags))
 # layers between passes and their callers
-READERS = ("mapping", "model_file", "texts", "c_api")
+READERS = ("texts", "c_api")
 LOOP = ("sampling", "verify", "target", "drawing", "ngram", "cost", "control", "policy", "loop", "json", "bundle",
         "session")  # fmt: skip
 BESIDE = ("values", "ops", "node", "jni", *READERS, *LOOP)
