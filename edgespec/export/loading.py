@@ -123,11 +123,11 @@ class Values:
             draft = EmittedModel(open_draft(path, arch, options.image_rows))
             check_operators(draft.arch, options.operators)
         ours, theirs = self.tokenizers.codec, open_codec(draft.source.path)
-        if why := vocabularies_differ(facts := self.target.facts, draft.facts, ours, theirs):
+        if differs := vocabularies_differ(facts := self.target.facts, draft.facts, ours, theirs):
             if arch is not None and arch.encoder is not None:
-                raise IncompatibleDraft(why, "use a draft of the same model family, with the same tokenizer")
+                raise IncompatibleDraft(differs, "use a draft of the same model family, with the same tokenizer")
             draft.translation = translation_of(ours, theirs, (facts, draft.facts), self.tokenizers.facts,
-                                               draft.source.path, draft.config, why)  # fmt: skip
+                                               draft.source.path, draft.config, differs)  # fmt: skip
         draft.share_encoder(arch)
         return draft
 

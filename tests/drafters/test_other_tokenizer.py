@@ -124,7 +124,7 @@ def test_the_end_of_a_text_is_guessed_and_ends_the_draft(translation: Translatio
     row[0] = 5.0
     for matching in ("strings", "tokens"):
         model = FunctionTarget(lambda prefix: row, SIZES[1])
-        made = OtherTokenizer(model, replace(translation, matching=matching))  # type: ignore[arg-type]
+        made = OtherTokenizer(model, replace(translation, matching=matching))
         made.begin(DraftRequest(Text([1])))
         assert made.propose(Text([1]), 3).tokens.tolist()[:1] == [0]
     assert len(model.passes) >= 1
@@ -134,7 +134,7 @@ def test_a_token_without_a_text_ends_the_draft(translation: Translation) -> None
     row = np.zeros(SIZES[1], np.float32)
     row[3] = 5.0  # the draft's begin, which the target lacks
     model = FunctionTarget(lambda prefix: row, SIZES[1])
-    model.can |= {"best"}  # type: ignore[misc]
+    model.can |= {"best"}
     made = drafter(translation, 1, "strings")
     made.model, made._best_of_strings = model, True
     model.forward = lambda tokens, parents=None, best=False: _best(model, tokens, row)  # type: ignore[method-assign]

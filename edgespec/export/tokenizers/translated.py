@@ -41,7 +41,7 @@ def translation_of(
         IncompatibleDraft: the bytes of one's tokens are not known.
     """
     begin, named = tokenizer.bos, target.token_id(target.special("eos_token"))
-    end = named if named in tokenizer.eos else (tokenizer.eos or [None])[-1]
+    end = named if named in tokenizer.eos else next(reversed(tokenizer.eos), None)
     own, ends = draft.token_id(draft.special("eos_token")), begin_and_ends(folder, config, draft)[1]
     ends = ends if own is None else [own, *ends]
     found = translate(target, draft, (facts[0].vocab, facts[1].vocab), begin, end, ends)
