@@ -143,7 +143,7 @@ def test_rows_that_see_each_other(tmp_path: Path, window: int, after: int) -> No
     x, at = text(n, 5), list(range(n))
     rows = Rows(at, [n] * n, [ROOT] * n, at, [0] * n, [0] * n)
     found = [attention(tmp_path, window=window, after=after, threads=threads).run(rows, x)[0] for threads in (1, 2)]
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
     q, k, v = np.split(x.astype(np.float64), [HEADS * DIM, (HEADS + KV) * DIM], 1)
     keys, values = (np.repeat(one.reshape(n, KV, DIM), HEADS // KV, 1) for one in (k, v))
     scores = np.einsum("qhd,khd->hqk", q.reshape(n, HEADS, DIM), keys)
