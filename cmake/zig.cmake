@@ -11,6 +11,7 @@ list(GET words 1 system)
 set(CMAKE_SYSTEM_NAME Linux)
 if(system STREQUAL "macos")
   set(CMAKE_SYSTEM_NAME Darwin)
+  set(CMAKE_BUILD_WITH_INSTALL_RPATH ON) # nothing here relinks Mach-O
 endif()
 set(CMAKE_CXX_COMPILER ${EDGESPEC_ZIG_PYTHON} -m ziglang c++ -target ${EDGESPEC_ZIG_TARGET})
 set(CMAKE_AR ${CMAKE_COMMAND} CACHE FILEPATH "" FORCE) # a module needs none
