@@ -38,6 +38,7 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.encoder import encoder_attention_name
+from edgespec.runtimes.slots.expert_store import ExpertStore
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
@@ -312,9 +313,14 @@ class LoadedBundle:
                 self._off_device.close()
         trim_memory()
 
+    @property
+    def experts(self) -> ExpertStore | None:
+        """The experts of a mixture that are read from the disk; None: there are none, or the engine is closed."""
+        return self._model.experts if isinstance(self._model, Model) else None
+
     def _remember_hits(self) -> None:
         """Record how many of the streamed experts that plain passes needed were in the cache."""
-        if not isinstance(self._model, Model) or (store := self._model.experts) is None:
+        if (store := self.experts) is None:
             return
         counts = store.counts(1)
         if counts.distinct >= LEAST_SEEN * store.slots:

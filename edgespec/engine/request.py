@@ -41,7 +41,6 @@ from edgespec.engine.sessions import Session
 from edgespec.errors import DeviceError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.checkpoints import end_of_question, ends_of_turns
-from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 
@@ -381,8 +380,8 @@ class Request:
         """Say the rest, a sentence each."""
         policy, stats = self._decoding.policy, self.stats
         said = [f"chosen: {self.reservation.choice.reason}"]
-        if isinstance(model := self._engine.model, Model) and model.experts is not None:
-            said.append(model.experts.words())
+        if (experts := self._engine.experts) is not None:
+            said.append(experts.words())
         if self._draft_attention and not stats.dropped_reason:
             said.append(f"drafts read {self._draft_attention} keys, verification {self._engine.attention.name}")
         won = policy.won

@@ -111,6 +111,8 @@ class Model:
     translation: Translation | None = None
     """Between the tokenizers of the target and this draft; None = they are the same."""
 
+    experts: ExpertStore | None = None  # None: they are mapped with the other weights
+
     def __init__(
         self,
         folder: Path,
@@ -129,7 +131,6 @@ class Model:
         native = self.graph.operators == "native"
         path = usable_graph(folder, part, self.graph, checked)
         check_graph(path, self.graph.operators)
-        self.experts: ExpertStore | None = None  # None: they are mapped with the other weights
         if expert_cache is not None:
             weights = part.weights if part.layout == "native" else part.converted or ""
             self.experts = ExpertStore(path, path.parent / weights, expert_cache, checked)
