@@ -52,6 +52,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
             embedding_multiplier residual_multiplier logits_scaling logit_scale scale_embedding scale_decoder_outputs
             scale_attn_weights scale_attn_by_inverse_layer_idx attention_k_eq_v use_attention_gate
             sliding_window sliding_window_pattern use_sliding_window max_window_layers full_attention_interval
+            global_attn_every_n_layers local_attention norm_bias type_vocab_size classifier_pooling
+            classifier_activation
             layers_block_type block_size multiple_of ffn_dim_multiplier rope_base
             layer_types full_attn_idxs no_rope_layers no_rope_layer_interval rope_parameters rope_scaling rope_theta
             rope_local_base_freq partial_rotary_factor rotary_pct rotary_emb_base rope_ratio
