@@ -151,7 +151,7 @@ void compare_ngram(const Json& one, int number) {
   for (size_t length = 8; length <= text.size(); length += 3) {
     tokens.assign(text.begin(), text.begin() + int64_t(length));
     if (!at) drafter.begin(request);
-    const Proposal found = drafter.propose(request, 1 + int64_t(length) % 8);
+    const Proposal found = drafter.propose(request, 1 + int64_t(length) % 8, {});
     std::vector<int64_t> expected = one["proposals"].items()[at++].numbers("proposals");
     expected.erase(expected.begin());  // its bucket
     expect(found.tokens == expected, "proposal", number);

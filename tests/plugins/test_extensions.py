@@ -127,6 +127,6 @@ print("importlib.metadata" in sys.modules, any(name.startswith("edgespec.plugins
     assert ran.stdout.splitlines()[-1] == "False False"
     listed = "import sys, edgespec.drafters.registry, edgespec.drafters.{}; print(*sys.modules)"
     drafters = {method.builder.partition(":")[0] for method in METHODS.values()}
-    for name in ("plain", "ngram", "speculative"):
+    for name in ("plain", "ngram", "draft_models"):
         ran = subprocess.run([sys.executable, "-c", listed.format(name)], capture_output=True, text=True, check=True)
         assert drafters & set(ran.stdout.split()) == {f"edgespec.drafters.{name}"}
