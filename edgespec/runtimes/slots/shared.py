@@ -82,17 +82,6 @@ def own_pages(shape: tuple[int, ...], dtype: type[np.generic], sparse: bool = Fa
     return np.frombuffer(pages, dtype).reshape(shape)
 
 
-def give_back_pages(array: NDArray[Any], first: int, last: int) -> None:
-    """Give the whole pages between two bytes of an array of ``own_pages`` back to the system: they are zeros again."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    pages = base.obj if isinstance(base, memoryview) else base
-    first, last = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
-    if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and first < last:
-        pages.madvise(mmap.MADV_DONTNEED, first, last - first)
-
-
 class Model:
     """A loaded graph.  Several slots may use it, one pass at a time.
 
