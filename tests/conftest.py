@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -43,6 +43,11 @@ from edgespec.runtimes.slots.slot import Slot
 from tests.support import arm64, hf, saved
 from tests.support.alone import alone, common
 from tests.support.required import unexpected
+
+if TYPE_CHECKING:
+    import openai
+
+    from tests.server.conftest import Served
 
 settings.register_profile("edgespec", deadline=None, max_examples=50)  # no test asserts a time
 settings.register_profile("thorough", deadline=None, max_examples=2000)
@@ -127,6 +132,13 @@ class Reference:
     rows: NDArray[np.int64]
     logits: NDArray[np.float32]
     greedy: NDArray[np.int64]
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    """Make a client of OpenAI's for the module's own server."""
+    with server.openai() as made:
+        yield made
 
 
 SKIPPED = 8  # exit code of a run that skipped tests that it must run; pytest does not use it

@@ -35,12 +35,6 @@ def server(digits: Path) -> Iterator[Served]:
     stop(running)
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with server.openai() as made:
-        yield made
-
-
 def test_every_form_of_a_transcript_is_the_engines(client: openai.OpenAI, digits: Path) -> None:
     with load(digits, threads=1) as engine:
         wanted = engine.transcribe(TALK)

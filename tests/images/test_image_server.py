@@ -34,12 +34,6 @@ def server(reader: Path) -> Iterator[Served]:
     stop(running)
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with server.openai() as made:
-        yield made
-
-
 def seen(*urls: str, text: str = "") -> list[Any]:
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [{"role": "user", "content": [*parts, *([{"type": "text", "text": text}] if text else [])]}]

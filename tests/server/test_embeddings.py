@@ -45,12 +45,6 @@ def server(bundle: Path) -> Iterator[Served]:
     stop(running)
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with server.openai() as made:
-        yield made
-
-
 def rows(answer: Any) -> Any:
     return np.array([one.embedding for one in answer.data], np.float32)
 

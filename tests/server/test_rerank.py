@@ -45,12 +45,6 @@ def server(folder: Path) -> Iterator[Served]:
     stop(running)
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with server.openai() as made:
-        yield made
-
-
 def post(server: Served, path: str, **asked: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=asked, timeout=60)
 
