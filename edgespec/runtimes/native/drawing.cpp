@@ -211,10 +211,7 @@ Proposal DraftModel::draw_tree(const Request& request, int64_t length) {
 SelfDraft::SelfDraft(Target& target, const SkipSet& skip, Confidence& confidence)
     : target_(target), learned_(confidence), first_(confidence), own_(confidence), confidence_(&confidence) {
   const Gates& at = target.gates();
-  gates_ = std::make_unique<bool[]>(size_t(at.count));
-  std::fill_n(gates_.get(), 2 * at.layers, true);
-  gates_[at.embed] = gates_[at.lm] = true;
-  std::fill(gates_.get() + at.plane, gates_.get() + at.count, true);
+  gates_ = at.whole();
   const auto close = [&](const std::vector<int64_t>& layers, int first, int limit) {
     for (int64_t layer : layers)
       if (layer < at.layers && first + 2 * layer < limit) gates_[first + 2 * layer] = false;

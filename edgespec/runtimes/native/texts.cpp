@@ -54,17 +54,16 @@ static std::vector<Run> plan_rows(edgespec_cache& cache, const edgespec_request&
 // The gates of a request: all of the model, or what it says.
 static std::unique_ptr<bool[]> gates_of(const edgespec_model& model, const edgespec_request& r) {
   const Gates& at = model.gates;
-  auto gates = std::make_unique<bool[]>(size_t(at.count));
+  auto gates = at.whole();
   if (r.gates) {
     for (int i = 0; i < at.count; ++i) gates[i] = r.gates[i] != 0;
     return gates;
   }
-  std::fill_n(gates.get(), at.embed, true);
-  gates[r.inputs ? at.load : at.embed] = true;
+  gates[at.embed] = !r.inputs;
+  gates[at.load] = r.inputs != nullptr;
   gates[at.hidden] = r.hidden != 0;
   gates[at.lm] = r.logits != EDGESPEC_NO_ROWS;
   if (at.auxiliary >= 0) gates[at.auxiliary] = (r.hidden & EDGESPEC_AUXILIARY) != 0;
-  std::fill(gates.get() + at.plane, gates.get() + at.count, true);
   return gates;
 }
 
@@ -183,9 +182,7 @@ edgespec_result run_rows(edgespec_cache& cache, int32_t slot, const TextRows& wa
   cache.at(slot).text.plan(parts[0].rows, slot);
   for (int i = wanted.last ? p.rows - 1 : 0; i < p.rows; ++i) p.heads.push_back(i);
   const Gates& at = cache.model.gates;
-  edgespec_request whole{};
-  whole.logits = EDGESPEC_ALL_ROWS;
-  p.gates = gates_of(cache.model, whole);
+  p.gates = at.whole();
   if (wanted.gates) std::copy_n(wanted.gates, size_t(at.count), p.gates.get());
   p.columns = wanted.columns;
   return launch_text(cache, p, parts, nullptr, wanted.top, 0);

@@ -38,6 +38,15 @@ struct Gates {
     groups = std::max(0, (auxiliary < 0 ? plane : auxiliary) - first_group);
     count = std::max(count, first_group);
   }
+
+  // The whole model: tokens are looked up, all layers run with both planes, and the model's LM head.
+  std::unique_ptr<bool[]> whole() const {
+    auto gates = std::make_unique<bool[]>(size_t(count));
+    std::fill_n(gates.get(), 2 * layers, true);
+    gates[embed] = gates[lm] = true;
+    std::fill(gates.get() + plane, gates.get() + count, true);
+    return gates;
+  }
 };
 
 struct Slot {
