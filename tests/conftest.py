@@ -42,6 +42,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import arm64, hf, saved
 from tests.support.alone import alone, common
+from tests.support.breadth import leave_out
 from tests.support.required import unexpected
 
 if TYPE_CHECKING:
@@ -144,19 +145,21 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
 SKIPPED = 8  # exit code of a run that skipped tests that it must run; pytest does not use it
 
 LONGEST = (
-    "lossless/test_architectures.py",
     "runtimes/native/test_kernels.py",
     "runtimes/devices/test_webgpu.py",
-    "decoding/test_distribution.py",
-    "lossless/test_sampled.py",
-    "lossless/test_matrix.py",
     "android/test_kotlin.py",
-    "export/training/test_state.py",
-    "test_benchmarks.py",
-    "fuzz/test_fuzz.py",
-    "runtimes/slots/test_slot.py",
-    "planning/test_peak.py",
-    "stress/test_stress.py",
+    "lossless/test_architectures.py",
+    "cli/test_terminal.py",
+    "cli/test_export.py",
+    "decoding/test_distribution.py",
+    "export/test_calibrated.py",
+    "server/test_stopping.py",
+    "judge/test_judging.py",
+    "runtimes/native/test_sessions.py",
+    "lossless/test_sampled.py",
+    "server/test_models.py",
+    "cli/test_run.py",
+    "server/test_prompts.py",
 )
 
 
@@ -188,8 +191,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first: a file is one process's, and the others must not wait for one that began last."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--whole``."""
+    parser.addoption("--whole", action="store_true", help="run every cell of the tests in tests/support/breadth.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of the run whether files or folders were named: it is always given some."""
+    node.workerinput["every_cell"] = _every_cell(node.config)
+
+
+def _every_cell(config: pytest.Config) -> bool:
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    return bool(getattr(config, "workerinput", {}).get("every_cell", named or config.getoption("--whole")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave cells to nightly, and run the longest files first.
+
+    A file is one process's, and the others must not wait for one that began last.
+    """
+    if not _every_cell(config):
+        left = leave_out([item.nodeid for item in items if item.get_closest_marker("nightly") is None])
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+        items[:] = [item for item in items if item.nodeid not in left]
     place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
