@@ -12,12 +12,12 @@ from edgespec.runtimes.text.codec import TextCodec
 from tests.support.chats import FOLDER
 from tests.support.published_templates import CONVERSATIONS, download, open_codec, rows
 
-pytest.importorskip("transformers", reason="needs transformers")
 OWN = sorted(file.stem for file in FOLDER.glob("*.jinja"))
 
 
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    pytest.importorskip("transformers", reason="needs transformers")
     return open_codec(tmp_path_factory.mktemp("codec"))
 
 
