@@ -45,7 +45,7 @@ from edgespec.export.quantization import levels as quantize
 from edgespec.export.source.source import Checkpoint
 from edgespec.planning.memory_budget import OFF
 from edgespec.planning.speed import read_bandwidth, speed_of
-from edgespec.planning.streaming import seen_hits, slot_bytes, streaming_of
+from edgespec.planning.streaming import read_at_once, seen_hits, slot_bytes, streaming_of
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.process import peak_bytes
@@ -266,13 +266,12 @@ def main() -> None:
     manifest = read_manifest(given.folder)
     weights = manifest.files[WEIGHTS].size
     limit = int(given.share * weights)
-    budget, target = int(ROOM * limit), manifest.target
+    budget = int(ROOM * limit)
     found: dict[str, Any] = {}
     for way in given.ways.split(","):
         method, streams = ("auto" if way == "drafts" else "ar"), way in ("streamed", "drafts")
         found[way] = run(given.folder, way, method, budget if streams else None, limit, given.seconds)
-    assert target.facts.experts is not None
-    disk = disk_rate(given.folder / WEIGHTS, slot_bytes(target), target.facts.experts.chosen, 1.0)
+    disk = disk_rate(given.folder / WEIGHTS, slot_bytes(manifest), read_at_once(manifest), 1.0)
     cache = found.get("streamed", {}).get("cache")
     use = replace(RunOptions(context=context_of(given.folder)), expert_cache=cache)
     seen = seen_hits(manifest)

@@ -287,10 +287,17 @@ def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load a bundle with the options of ``memory_options``, ``loading_options`` and ``drafting_options``."""
     from edgespec.engine.encoders import require_writer
     from edgespec.engine.loading import load
+    from edgespec.planning.streaming import disk_of, streaming_of
     from edgespec.runtimes.files.manifest import read_manifest
 
     require_writer(read_manifest(bundle))
-    return load(bundle, make_load_options(options))
+    engine = load(bundle, make_load_options(options))
+    if engine.experts is not None and engine.experts.layers:
+        found = streaming_of(engine.bundle.manifest, engine.memory_budget.use, disk_of(bundle, engine.bundle.manifest))
+        assert found is not None
+        seconds = "" if found.seconds is None else f", {found.seconds:.2g} s"
+        click.echo(f"slow: {found.words()}{seconds}", err=True)
+    return engine
 
 
 def make_load_options(options: dict[str, Any]) -> LoadOptions:

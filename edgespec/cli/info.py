@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgespec.planning.profiles import Profile
+    from edgespec.planning.speed import Within
     from edgespec.runtimes.files.manifest import Manifest, ModelPart, SamplingPart, SkipSetPart
     from edgespec.runtimes.files.operators import OperatorChoice
     from edgespec.runtimes.slots.cpu import StockRows
@@ -34,14 +35,16 @@ if TYPE_CHECKING:
 @click.command("info")
 @bundle_argument
 @option("--no-check", "Do not compare the files' SHA-256.", bool)
+@option("--budget", "Also say what would be read from the disk within this memory, such as 2GiB.", metavar="SIZE")
 @option("--forget-skip-sets", "First delete the skip sets that were found while decoding.", bool)
 @json_option
-def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool) -> None:
+def command(bundle: Path, no_check: bool, budget: str | None, forget_skip_sets: bool, as_json: bool) -> None:
     """Show what a bundle holds: model, methods, memory, provenance, operators.
 
     \b
     edgespec info demo
     edgespec info demo --json
+    edgespec info demo --budget 2GiB
     edgespec info demo --forget-skip-sets
     """
     from edgespec.engine.known import expected_speeds
@@ -68,20 +71,35 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         "repacked_bytes": sum(repacked_bytes(bundle, part, opened.checked) for part in manifest.models),
         "graphs": {name: graph.operators for name, graph in manifest.target.graphs.items()},
     }
+    within = None if budget is None else _within(bundle, manifest, budget)
     profile = find_profile(manifest, LoadOptions())
     speeds = expected_speeds(manifest, profile)
     if as_json:
         data = manifest.model_dump(mode="json")
-        emit_json({"bundle": str(bundle), "operators": operators, "expected_speedups": speeds, "manifest": data})
+        value = {"bundle": str(bundle), "operators": operators, "expected_speedups": speeds, "manifest": data}
+        emit_json(value if within is None else value | {"within": within.as_dict()})
         return
     console = table_console()
-    print_table((), _rows(manifest, choice, tried))
+    print_table((), [*_rows(manifest, choice, tried), *([] if within is None else [("budget", within.words())])])
     if manifest.methods:
         _show_methods(console, manifest, profile, speeds)
     told = "; ".join(part.notes or "" for part in manifest.methods.values())
     for note in manifest.provenance.get("notes", []):  # texts, as the manifest was checked
         if note not in told and not (profile and "no speed is predicted" in note):
             console.print(f"note: {note}", markup=False)
+
+
+def _within(bundle: Path, manifest: Manifest, budget: str) -> Within:
+    """Predict how a bundle runs within a budget."""
+    from edgespec.engine.encoders import require_writer
+    from edgespec.planning.budget import parse_bytes
+    from edgespec.planning.speed import within
+    from edgespec.planning.streaming import disk_of, seen_hits
+    from edgespec.runtimes.options import LoadOptions
+
+    require_writer(manifest)
+    limit, use = parse_bytes(budget), LoadOptions().resolve(manifest)
+    return within(manifest, use, limit, disk_of(bundle, manifest), seen_hits(manifest))
 
 
 def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -> list[tuple[str, str]]:

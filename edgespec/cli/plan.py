@@ -317,19 +317,16 @@ def _request(
 
 
 def _disk(found: Sequence[Option], budget: int) -> float | None:
-    """Measure how fast experts are read from the disk of a bundle that does not fit; None = all fit, or none exists."""
-    from edgespec.planning.streaming import can_stream, slot_bytes
-    from edgespec.planning.weights import all_expert_bytes
+    """Measure how fast the disk of a bundle that does not fit reads weights; None = all fit, or none exists."""
+    from edgespec.planning.streaming import can_stream, disk_of
+    from edgespec.planning.weights import streamed_bytes
     from edgespec.runtimes.options import RunOptions
-    from edgespec.runtimes.ort.native_library import native_library
-    from edgespec.runtimes.slots.expert_store import disk_rate
 
     for one in found:
         target = one.manifest.target
-        mixed, weights = target.facts.experts, Path(one.name) / target.weights
-        large = mixed is not None and all_expert_bytes(target) > budget // 2
-        if mixed and large and weights.is_file() and native_library().path and can_stream(target, RunOptions()):
-            return disk_rate(weights, slot_bytes(target), mixed.chosen)
+        large = streamed_bytes(target, one.manifest.files) > budget // 2 and can_stream(target, RunOptions())
+        if large and (rate := disk_of(Path(one.name), one.manifest)):
+            return rate
     return None
 
 

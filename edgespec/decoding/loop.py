@@ -308,4 +308,6 @@ def _time(drafting: Drafting, output: Output, rows: int, made: Round) -> RoundTi
         len(made.drafted),
         made.accepted,
         rows * output.share,
+        output.waited_ms,
+        output.read,
     )

@@ -31,6 +31,13 @@ class RoundTime(NamedTuple):
     drafted: int = 0  # guesses verified
     accepted: int = 0  # guesses written
     work: float = 1.0  # rows run through all of the target's layers, or their equivalent
+    waited_ms: float = 0.0  # of the pass, for weights that it read from a disk
+    read: float = 0.0  # bytes that those were
+
+    @property
+    def computed_ms(self) -> float:
+        """Time of the pass without waiting for a disk."""
+        return max(self.verify_ms - self.waited_ms, 0.0)
 
 
 class Expected(NamedTuple):

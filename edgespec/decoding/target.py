@@ -103,6 +103,8 @@ class Output:
     share: float = 1.0  # of the model's layers that ran
     ms: float = 0.0  # measured by the caller that runs the pass
     other_rows: int = 0  # rows of other requests in the same run
+    waited_ms: float = 0.0  # for weights that the run read from a disk
+    read: float = 0.0  # bytes that those were
 
 
 EMBEDDING = "embedding"  # the group that looks tokens up

@@ -315,12 +315,12 @@ class LoadedBundle:
 
     @property
     def experts(self) -> ExpertStore | None:
-        """The experts of a mixture that are read from the disk; None: there are none, or the engine is closed."""
+        """The weights that are read from the disk; None: there are none, or the engine is closed."""
         return self._model.experts if isinstance(self._model, Model) else None
 
     def _remember_hits(self) -> None:
         """Record how many of the streamed experts that plain passes needed were in the cache."""
-        if (store := self.experts) is None:
+        if (store := self.experts) is None or store.layers:
             return
         counts = store.counts(1)
         if counts.distinct >= LEAST_SEEN * store.slots:

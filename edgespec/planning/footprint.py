@@ -26,7 +26,7 @@ from edgespec.planning.buffers import (
     stock_scratch,
     working_bytes,
 )
-from edgespec.planning.weights import all_expert_bytes, looked_up, matrix_bytes, needs, stock_weights, weight_parts
+from edgespec.planning.weights import looked_up, matrix_bytes, needs, stock_weights, streamed_bytes, weight_parts
 from edgespec.runtimes.audio.features import HOP, WINDOW_SAMPLES
 from edgespec.runtimes.files.kv import memory_format
 from edgespec.runtimes.files.manifest import Manifest, ModelPart
@@ -211,10 +211,10 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
         session, code, scratch = SESSION + int(SESSION_GRAPH * file), 0, native_scratch(part, use, rows, draft)
         note, there = f"{part.format}, mapped, as far as it is used", needs(weights, groups)
         if use.expert_cache is not None and not draft:
-            streamed = all_expert_bytes(part)
-            there, note = max(0, there - streamed), f"{note}, without experts"
+            streamed, name = streamed_bytes(part, manifest.files), "experts" if part.facts.experts else "layers"
+            there, note = max(0, there - streamed), f"{note}, without {name}"
             stays = f"a cache; all of them, {streamed / 1e9:.2f} GB, stay in the file"
-            layers = [MemoryPart("experts", use.expert_cache, note=stays)]
+            layers = [MemoryPart(name, use.expert_cache, note=stays)]
         matrices = MemoryPart("weights", file=there, note=note)
         if weights.layer_table:
             stays = f"their rows of {weights.layer_table / 1e9:.2f} GB that stay in the file"

@@ -12,6 +12,7 @@ from edgespec.errors import BudgetError
 from edgespec.planning.budget import available_memory, check_budget, most_tokens, parse_bytes, show_bytes
 from edgespec.planning.buffers import checkpoint_bytes_of
 from edgespec.planning.footprint import Memory, memory_of, resident_now
+from edgespec.planning.speed import LEAST, LEAST_CHUNK, SPOKEN
 from edgespec.planning.streaming import cache_for, can_stream
 from edgespec.runtimes.files.formats import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Manifest
@@ -19,11 +20,9 @@ from edgespec.runtimes.options import RunOptions
 
 OFF = "off"
 MOST_KNOWN = 1024  # figures that are kept
-LEAST = 64  # tokens: a bundle that has no room for them is refused when it is loaded
 STACK = 8 << 20  # bytes that a thread reserves
-CHUNKS = (128, 64, 32, 16)  # rows of a prefill's pass: fewer need less scratch and more time
+CHUNKS = (128, 64, 32, LEAST_CHUNK)  # rows of a prefill's pass: fewer need less scratch and more time
 PLAN = "`edgespec plan` says which format and method would fit"
-SPOKEN = 2048  # tokens of a text for which experts leave room, where no context was asked for
 UNASKED = 0.8  # of the free memory may be used for experts without a budget
 FALLBACKS = (NGRAM, AR)  # methods that need no memory, the better one first
 
@@ -104,9 +103,10 @@ class MemoryBudget:
         return None if self.limit is None else self.limit - self.others()
 
     def choose_expert_cache(self, context: int | None) -> None:
-        """Read experts when passes need them, with a cache as large as the limit allows, where not all of them fit.
+        """Read weights when passes need them, with a cache as large as the limit allows, where not all of them fit.
 
-        Without a budget a fifth of the free memory is left to others.
+        These are the experts of a mixture, or the layers of another model.  Without a budget a fifth of the free
+        memory is left to others.
 
         Args:
             context: that was asked for; None = none was.
@@ -116,13 +116,19 @@ class MemoryBudget:
             return
         share = 1.0 if self._mapped else UNASKED
         use = replace(self._least(min(context or SPOKEN, self._use.context)), checkpoints=CHECKPOINTS)
-        self._use = replace(self._use, expert_cache=cache_for(self._manifest, use, int(share * limit)))
+        cache = cache_for(self._manifest, use, int(share * limit), smallest=self._least(min(LEAST, use.context)))
+        self._use = replace(self._use, expert_cache=cache)
         self._known.cache_clear()
 
     @property
     def expert_cache(self) -> int | None:
-        """Bytes for experts that are read when a pass needs them; None = they are mapped."""
+        """Bytes for weights that are read when a pass needs them; None = they are mapped."""
         return self._use.expert_cache
+
+    @property
+    def use(self) -> RunOptions:
+        """How the bundle is run."""
+        return self._use
 
     def admit_bundle(self, context: int | None) -> None:
         """Refuse a bundle that cannot fit, before anything of it is loaded.

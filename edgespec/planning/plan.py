@@ -12,7 +12,7 @@ from edgespec.formulas.cost import WORTH
 from edgespec.planning.budget import most_tokens, show_bytes
 from edgespec.planning.footprint import Memory, memory_of
 from edgespec.planning.profiles import Profile
-from edgespec.planning.speed import Speed, speed_of
+from edgespec.planning.speed import LEAST, LEAST_CHUNK, Speed, speed_of
 from edgespec.planning.streaming import SeenHits, Streaming, cache_for, streaming_of
 from edgespec.planning.traffic import read_bytes
 from edgespec.runtimes.files.formats import FOUR_BITS, SPECS
@@ -79,9 +79,15 @@ class PlanRequest:
         profile = self.profile_of(option)
         return profile.process_bytes if profile else None
 
-    def fitted(self, option: Option, use: RunOptions) -> RunOptions:
-        """Stream the experts of a mixture that does not fit as a whole."""
-        cache = cache_for(option.manifest, use, self.budget, self._process(option))
+    def fitted(self, option: Option, use: RunOptions, layers: bool = False) -> RunOptions:
+        """Stream the experts of a mixture that does not fit as a whole.
+
+        ``layers``: and the layers of another model, where not even a short text fits.
+        """
+        if option.manifest.target.facts.experts is None and not layers:
+            return use
+        least = replace(use, method=AR, context=min(LEAST, use.context), chunk=LEAST_CHUNK)
+        cache = cache_for(option.manifest, use, self.budget, self._process(option), least)
         return use if cache is None else replace(use, expert_cache=cache)
 
 
@@ -195,9 +201,9 @@ def _coarser(manifest: Manifest) -> bool:
     return manifest.target.origin == "edgespec" and (part is None or part.default in ("f32", "f16"))
 
 
-def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> PlannedRun:
-    """Predict the memory and the speed of a way to run a bundle."""
-    use = request.fitted(option, use)
+def planned_run(option: Option, use: RunOptions, request: PlanRequest, layers: bool = False) -> PlannedRun:
+    """Predict the memory and the speed of a way to run a bundle; ``layers``: they may be streamed."""
+    use = request.fitted(option, use, layers)
     memory = request.memory(option, use)
     speed = speed_of(
         option.manifest, use, request.profile_of(option), request.bandwidth, disk=request.disk, hits=option.hits
@@ -260,12 +266,10 @@ def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
     most, asked = max(option.manifest.target.facts.context for option in options), request.load.context
     if asked is not None and not 1 < asked <= most:
         raise InvalidRequest(f"context {asked}: expected 2 to {most}, what the model was made for")
-    context = asked or min(CONTEXT, most)
-    while True:
-        tried = [planned_run(option, use, request) for option in options for use in ways(option, request, context)]
-        if asked is not None or context <= LEAST_CONTEXT or any(one.fits for one in tried):
-            break
-        context = max(LEAST_CONTEXT, context // 2)
+    tried = _tried(options, request, asked or min(CONTEXT, most))
+    if tried and not any(one.fits for one in tried):  # slower than anything that fits
+        streamed = _tried(options, request, asked or min(CONTEXT, most), layers=True)
+        tried = streamed if any(one.fits for one in streamed) else tried
     if not tried:
         names = ", ".join(dict.fromkeys(name for option in options for name in option.manifest.methods))
         where = request.load.device if request.load.device != "cpu" else "these operators"
@@ -276,6 +280,17 @@ def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
         return Plan(request, tuple(ranked), None, *_nothing_fits(ranked, request))
     ranked = [pick, *(one for one in ranked if one is not pick)]
     return Plan(request, tuple(ranked), pick, *_why(pick, ranked, request))
+
+
+def _tried(options: Sequence[Option], request: PlanRequest, context: int, layers: bool = False) -> list[PlannedRun]:
+    """Plan all ways with this context, or where none was asked for with the largest one that fits some."""
+    while True:
+        tried = [
+            planned_run(option, use, request, layers) for option in options for use in ways(option, request, context)
+        ]
+        if request.load.context is not None or context <= LEAST_CONTEXT or any(one.fits for one in tried):
+            return tried
+        context = max(LEAST_CONTEXT, context // 2)
 
 
 _SOURCES = {"calibrated": "as calibrated", "exported": "as its export measured", None: "not measured"}
@@ -332,11 +347,7 @@ def _why(pick: PlannedRun, ranked: Sequence[PlannedRun], request: PlanRequest) -
         words = ["as fast as the fastest that fits, as far as a prediction can tell"]
     words += [f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
     if found := pick.streaming:
-        words.append(
-            f"{show_bytes(found.cache)} of its {show_bytes(found.experts)} of experts in memory, the others are read "
-            f"from the disk: {show_bytes(found.bytes_per_token)} per token, "
-            + ("as earlier runs did" if found.seen else "if texts choose them evenly")
-        )
+        words.append(found.words())
     if pick.use.method == AR:
         words.append("no method was measured to be clearly faster than plain decoding")
     else:

@@ -4,7 +4,7 @@ Plain decoding reads all weights, and the keys and values of every token before,
 
     tokens/s = bandwidth / (weights + depth · keys and values of a token)
 
-Experts that are streamed add the time that the disk takes for those not in memory (``streaming``).
+Weights that are streamed add the time that the disk takes for those not in memory (``streaming``).
 
 The gain of a method depends on the text, the draft, the kernels and the processor, so it is never computed here.  It is
 what ``edgespec calibrate`` measured with this bundle, else what its export measured, else unknown: ``edgespec bench``
@@ -15,22 +15,26 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from edgespec.drafters.registry import AR
 from edgespec.errors import InvalidRequest
+from edgespec.planning.budget import show_bytes
+from edgespec.planning.footprint import memory_of
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
-from edgespec.planning.streaming import SeenHits, streaming_of
+from edgespec.planning.streaming import SeenHits, Streaming, cache_for, streaming_of
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.ort import native_library
 
 Basis = Literal["calibrated", "exported"]  # who measured a gain: `calibrate` with this bundle, or its export
+LEAST, SPOKEN = 64, 2048  # tokens of a text that must fit, and for which streamed weights leave room
+LEAST_CHUNK = 16  # rows of a prefill's pass that takes the least memory
 _BLOCK = 1 << 26  # bytes that a thread reads without the native library, more than caches hold
 
 
@@ -87,10 +91,54 @@ def speed_of(
     read = read_bytes(target, use.operators) + before * kv_token_bytes(target, use.operators, use.attention)
     plain = bandwidth / read * shared / use.batch if bandwidth else None
     if streaming := streaming_of(manifest, use, disk, hits):
-        plain = 1 / (1 / plain + streaming.seconds) if plain and streaming.seconds is not None else None
+        plain = streaming.rate(plain) if plain else None
     speedup, basis = measured_gain(manifest, use, known)
     fast = plain * (speedup or 1.0) if plain else None
     return Speed(speedup, fast, plain, _prefill(manifest, known), basis)
+
+
+@dataclass(frozen=True)
+class Within:
+    """How a bundle runs within a budget; ``edgespec info`` has these keys."""
+
+    budget: int  # bytes
+    peak: int  # predicted bytes
+    fits: bool
+    streaming: Streaming | None  # None = all weights stay in memory
+    tokens_per_second: float | None  # of plain decoding; None = not known
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return asdict(self)
+
+    def words(self) -> str:
+        """Say it in a line."""
+        if not self.fits:
+            return f"{show_bytes(self.budget)} are not enough: it needs {show_bytes(self.peak)}"
+        rate = "" if self.tokens_per_second is None else f", about {self.tokens_per_second:.1f} tokens/s"
+        held = "all weights in memory" if self.streaming is None else self.streaming.words()
+        return f"{show_bytes(self.budget)}: {held}{rate}"
+
+
+def within(
+    manifest: Manifest, use: RunOptions, budget: int, disk: float | None, hits: SeenHits | None = None
+) -> Within:
+    """Predict how plain decoding runs within a budget, as loading with it does.
+
+    Args:
+        manifest: of the bundle.
+        use: how it is run without a budget.
+        budget: bytes.
+        disk: bytes per second that it reads of weights; None = not known.
+        hits: of streamed experts, in earlier runs; None = not known.
+    """
+    least = replace(use, method=AR, context=min(LEAST, use.context), chunk=LEAST_CHUNK)
+    spoken = replace(least, context=min(SPOKEN, use.context))
+    used = replace(least, expert_cache=cache_for(manifest, spoken, budget, smallest=least))
+    peak = memory_of(manifest, used).peak
+    speed = speed_of(manifest, used, bandwidth=read_bandwidth(use.threads), depth=LEAST, disk=disk, hits=hits)
+    streaming = streaming_of(manifest, used, disk, hits)
+    return Within(budget, peak, peak <= budget, streaming, speed.plain_tokens_per_second)
 
 
 def measured_gain(manifest: Manifest, use: RunOptions, profile: Profile | None) -> tuple[float | None, Basis | None]:

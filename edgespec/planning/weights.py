@@ -66,6 +66,11 @@ def all_expert_bytes(part: ModelPart) -> int:
     return 0 if mixed is None else expert_bytes(part) * mixed.count * len(mixed.layers)
 
 
+def streamed_bytes(part: ModelPart, files: Mapping[str, FileEntry]) -> int:
+    """Bytes of the weights that may stay in the file until a pass needs them: experts, else the layers' matrices."""
+    return all_expert_bytes(part) or weight_parts(part, files).matrices
+
+
 def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts:
     """Split the size of a weight file by the model's facts; layers are the rest."""
     facts, native, form, head = part.facts, part.layout == "native", part.format, part.head_format or part.format

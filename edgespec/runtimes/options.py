@@ -203,4 +203,4 @@ class RunOptions:
     checkpoints: int = CHECKPOINTS  # copies of a model's states that each sequence keeps
     # the coarser keys that self-drafts read, a second copy; None = there is none
     draft_attention: Attention | None = None
-    expert_cache: int | None = None  # bytes for experts that are read when a pass needs them; None = they are mapped
+    expert_cache: int | None = None  # bytes for weights that are read when a pass needs them; None = they are mapped

@@ -1,9 +1,11 @@
-"""A mixture larger than its budget: experts are read when passes need them, and the text is the resident one's."""
+"""A model larger than its budget: weights are read when passes need them, and the text is the resident one's."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 
 import edgespec
+from edgespec.cli.app import cli
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import complete
 from edgespec.engine.engine import Engine
@@ -25,11 +29,14 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
 from edgespec.planning.plan import Option, PlannedRun, PlanRequest, make_plan
-from edgespec.planning.streaming import SeenHits, Streaming, cache_for, least_cache, seen_hits
-from edgespec.planning.weights import all_expert_bytes
+from edgespec.planning.streaming import SeenHits, Streaming, cache_for, least_cache, seen_hits, streaming_of
+from edgespec.planning.weights import all_expert_bytes, streamed_bytes
+from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Manifest, read_manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.slots.expert_store import READS, ExpertStore
+from tests.support.c_sessions import Bundle as CBundle
+from tests.support.c_sessions import Refused, settings_of
 
 pytestmark = [
     pytest.mark.usefixtures("native"),
@@ -43,17 +50,23 @@ SHAPE: dict[str, Any] = {
     "norm_topk_prob": True, "tie_word_embeddings": True, "hidden_act": "silu", "max_position_embeddings": 1024,
     "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
+# a model without experts, each layer of which is larger than what a plan does not know to the byte
+DENSE: dict[str, Any] = {
+    "model_type": "qwen3", "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "tie_word_embeddings": True, "hidden_act": "silu", "max_position_embeddings": 1024,
+}  # fmt: skip
 LARGE = SHAPE | {"hidden_size": 384, "moe_intermediate_size": 384}
 TOKENIZER = Path(edgespec.__file__).parent / "builtin" / "shakespeare"
 PROMPTS = [[5, 9, 11, 300, 7, 5, 9, 11], list(range(40, 140))]
 CONTEXT = 256
 
 
-def write_mixture(folder: Path, config: dict[str, Any]) -> None:
-    """Write a random checkpoint."""
+def write_model(folder: Path, config: dict[str, Any]) -> None:
+    """Write a random checkpoint of a mixture, or of a dense model."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    hidden, inner, head = config["hidden_size"], config["moe_intermediate_size"], config["head_dim"]
+    hidden, head, experts = config["hidden_size"], config["head_dim"], config.get("num_experts")
     rows, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (config["vocab_size"], hidden), "norm": (hidden,)}
     for layer in range(config["num_hidden_layers"]):
@@ -61,9 +74,13 @@ def write_mixture(folder: Path, config: dict[str, Any]) -> None:
                "q_norm": (head,), "k_norm": (head,)}  # fmt: skip
         shapes |= {f"layers.{layer}.self_attn.{name}": shape for name, shape in own.items()}
         shapes |= {f"layers.{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
-        shapes[f"layers.{layer}.mlp.gate"] = config["num_experts"], hidden
-        for expert in range(config["num_experts"]):
-            at = f"layers.{layer}.mlp.experts.{expert}"
+        mlps = [f"layers.{layer}.mlp"]
+        inner = config["intermediate_size"]
+        if experts:
+            shapes[f"layers.{layer}.mlp.gate"] = experts, hidden
+            mlps = [f"layers.{layer}.mlp.experts.{expert}" for expert in range(experts)]
+            inner = config["moe_intermediate_size"]
+        for at in mlps:
             shapes |= {f"{at}.gate_proj": (inner, hidden), f"{at}.up_proj": (inner, hidden)}
             shapes[f"{at}.down_proj"] = hidden, inner
     draw = np.random.default_rng(0)
@@ -78,7 +95,7 @@ def write_mixture(folder: Path, config: dict[str, Any]) -> None:
 
 def exported(folder: Path, shape: dict[str, Any], form: Any, methods: list[str]) -> Path:
     folder.mkdir(exist_ok=True)
-    write_mixture(folder / "model", shape)
+    write_model(folder / "model", shape)
     draft = str(folder / "model") if "speculative" in methods else None
     options = ExportOptions(
         str(folder / "model"), folder / "bundle", methods, form, draft=draft, quick=True, threads=1, context=512
@@ -89,23 +106,24 @@ def exported(folder: Path, shape: dict[str, Any], form: Any, methods: list[str])
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Format -> a bundle of a small mixture with every kind of draft."""
+    """Format -> a bundle of a small mixture with every kind of draft; "dense " before it: of a dense model."""
     found: dict[str, Path] = {}
 
     def get(form: str) -> Path:
         if form not in found:
-            methods = ["ngram", "speculative", *(["self-spec"] if form == "int8" else [])]
-            found[form] = exported(tmp_path_factory.mktemp(form), SHAPE, form, methods)
+            kind, shape = form.split()[-1], DENSE if form.startswith("dense") else SHAPE
+            methods = ["ngram", "speculative", *(["self-spec"] if kind == "int8" else [])]
+            found[form] = exported(tmp_path_factory.mktemp(form.replace(" ", "-")), shape, kind, methods)
         return found[form]
 
     return get
 
 
 def budget_of(manifest: Manifest, share: float) -> int:
-    """Bytes with which this share of the experts is in the cache."""
+    """Bytes with which this share of the experts, or of the layers, is in the cache."""
     use = RunOptions(context=CONTEXT, threads=2, chunk=16)
     rest = memory_of(manifest, replace(use, expert_cache=0)).peak
-    return rest + int(share * all_expert_bytes(manifest.target))
+    return rest + int(share * streamed_bytes(manifest.target, manifest.files))
 
 
 def streamed(bundle: Path, share: float, **options: Any) -> Engine:
@@ -120,15 +138,22 @@ def store_of(engine: Engine) -> ExpertStore:
     return store
 
 
+def command(*words: object) -> Result:
+    """Run a command of the command line."""
+    ran = CliRunner().invoke(cli, [*map(str, words)])
+    assert ran.exit_code == 0, ran.output
+    return ran
+
+
 def texts(engine: Engine, method: str) -> list[list[int]]:
     settings = Settings(method=method, max_new_tokens=24, ignore_eos=True, adaptive=False)
     return [engine.generate(prompt, settings).tokens for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("form", ["int4", "int8", "fp32"])
+@pytest.mark.parametrize("form", ["int4", "int8", "fp32", "dense int4", "dense int8", "dense fp32"])
 def test_the_text_is_the_resident_one_with_every_method(bundles: Callable[[str], Path], form: str) -> None:
     bundle = bundles(form)
-    with load(bundle, threads=2, context=CONTEXT) as resident, streamed(bundle, 0.3) as engine:
+    with load(bundle, threads=2, context=CONTEXT) as resident, streamed(bundle, 0.5) as engine:
         assert resident.model.experts is None
         expected = texts(resident, "ar")
         for method in read_manifest(bundle).methods:
@@ -160,6 +185,121 @@ def test_an_unread_expert_is_an_error_and_later_texts_are_right(
         assert texts(engine, "ar") == expected
 
 
+def test_layers_that_fit_stay_and_the_others_are_read_once_in_a_pass(bundles: Callable[[str], Path]) -> None:
+    bundle = bundles("dense int4")
+    manifest = read_manifest(bundle)
+    with streamed(bundle, 0.8) as engine:
+        store, prompt = store_of(engine), PROMPTS[0]
+        assert store.layers
+        layers = manifest.target.facts.layers
+        assert store.experts == layers  # alike: each piece is one
+        engine.generate(prompt, Settings(method="ar", max_new_tokens=4, ignore_eos=True))
+        before = store.counts()
+        engine.generate(prompt, Settings(method="ar", max_new_tokens=20, ignore_eos=True))
+        counts = store.counts()
+        passes = (counts.passes - before.passes) / layers
+        planned = streaming_of(manifest, engine.memory_budget.use)
+        assert planned is not None
+        assert 0 < planned.hits < 1
+        assert (counts.bytes - before.bytes) / passes == pytest.approx(planned.bytes_per_token, rel=0.15)
+
+
+@pytest.mark.parametrize("form", ["int4", "dense int4"])
+def test_sessions_of_the_c_interface_stream_too(bundles: Callable[[str], Path], form: str) -> None:
+    bundle, settings = bundles(form), settings_of(method="speculative", tokens=24)
+    least = least_cache(read_manifest(bundle))
+    with CBundle(bundle, 2) as whole, CBundle(bundle, 2, cache=2 * least) as streams:
+        for prompt in PROMPTS:
+            with whole.session() as resident, streams.session() as streamed:
+                assert streamed.generate(prompt, settings) == resident.generate(prompt, settings)
+    for cache in (0, 1000):
+        with pytest.raises(Refused, match="cache of"):
+            CBundle(bundle, 2, cache=cache)
+
+
+def test_requests_that_share_passes_share_layers(bundles: Callable[[str], Path]) -> None:
+    bundle, settings = bundles("dense int4"), Settings(method="ar", max_new_tokens=12, ignore_eos=True)
+    with load(bundle, threads=2, context=CONTEXT) as resident, streamed(bundle, 0.5) as engine:
+        expected = [resident.generate(prompt, settings).tokens for prompt in PROMPTS]
+        assert [result.tokens for result in engine.generate_batch(PROMPTS, settings)] == expected
+
+
+def test_a_changed_byte_that_its_times_do_not_show_is_found(
+    bundles: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first streamed load reads the disk itself: cached pages, or a remembered digest, may hide what it holds."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    bundle = tmp_path / "bundle"
+    shutil.copytree(bundles("int4"), bundle)
+    manifest = read_manifest(bundle)
+    opened, weights = Bundle.open(bundle), bundle / manifest.target.weights
+    opened.checked.digest(weights)
+    data = bytearray(weights.read_bytes())
+    data[-5000] ^= 1
+    weights.write_bytes(data)
+    graph = bundle / manifest.target.graphs["native"].file
+    store = ExpertStore(graph, weights, 1 << 22)  # not checked: nothing to compare with
+    with pytest.raises(BundleError, match="altered, though its times"):
+        ExpertStore(graph, weights, store.slots * store.slot_bytes, opened.checked)
+
+
+def test_a_file_that_is_removed_is_read_to_the_end(bundles: Callable[[str], Path], tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(bundles("int4"), bundle)
+    weights = bundle / read_manifest(bundle).target.weights
+    with streamed(bundle, 0.2) as engine:
+        expected = texts(engine, "ar")
+        weights.unlink()
+        assert texts(engine, "ar") == expected
+
+
+KILLED = """
+import resource, sys
+import edgespec
+from edgespec.decoding.settings import Settings
+if len(sys.argv) > 3:  # no file can be written, as on a full disk
+    import signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+print("begins", flush=True)
+engine = edgespec.load(sys.argv[1], threads=2, context=256, budget=int(sys.argv[2]))
+print("loaded", flush=True)
+stream = engine.stream(list(range(40, 140)), Settings(method="ar", max_new_tokens=24, ignore_eos=True))
+tokens = []
+for piece in stream:
+    if piece.round is not None:
+        tokens += piece.round.tokens
+        print("round", flush=True)
+assert engine.experts is not None and engine.experts.counts().bytes
+print(tokens, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and signals of Linux")
+@pytest.mark.parametrize("form", ["int4", "dense int4"])
+def test_a_process_that_was_killed_or_has_a_full_disk_leaves_the_text_as_it_is(
+    bundles: Callable[[str], Path], tmp_path: Path, form: str
+) -> None:
+    bundle = bundles(form)
+    command = [sys.executable, "-c", KILLED, str(bundle), str(budget_of(read_manifest(bundle), 0.5))]
+    environment = os.environ | {"EDGESPEC_CACHE": str(tmp_path / "cache")}
+    for last in ("begins", "loaded", "round"):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line.strip() == last:
+                    child.kill()
+                    break
+        assert child.returncode == -signal.SIGKILL
+    with load(bundle, threads=2, context=CONTEXT) as resident:
+        expected = resident.generate(PROMPTS[1], Settings(method="ar", max_new_tokens=24, ignore_eos=True)).tokens
+    for extra, cache in ([], tmp_path / "cache"), (["full"], tmp_path / "none"):
+        environment["EDGESPEC_CACHE"] = str(cache)
+        done = subprocess.run([*command, *extra], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
 def test_a_budget_that_holds_all_experts_maps_them(bundles: Callable[[str], Path]) -> None:
     bundle = bundles("int4")
     with load(bundle, threads=2, context=CONTEXT, budget=2 * budget_of(read_manifest(bundle), 1.2)) as engine:
@@ -181,8 +321,27 @@ def test_the_cache_takes_what_the_budget_leaves(bundles: Callable[[str], Path]) 
     small, large = (cache_for(manifest, use, whole - less) for less in (1 << 20, 1 << 18))
     assert small is not None
     assert large is not None
-    assert least_cache(manifest.target) <= small < large
+    assert least_cache(manifest) <= small < large
     assert memory_of(manifest, replace(use, expert_cache=large)).peak <= whole
+
+
+@pytest.mark.parametrize("form", ["int4", "dense int4"])
+def test_commands_say_what_is_streamed(bundles: Callable[[str], Path], form: str) -> None:
+    bundle, kind = bundles(form), "layers" if form.startswith("dense") else "experts"
+    manifest = read_manifest(bundle)
+    budget = budget_of(manifest, 0.6)
+    found = json.loads(command("info", bundle, "--budget", budget, "--json").stdout)["within"]
+    assert (found["fits"], found["streaming"]["kind"]) == (True, kind)
+    assert found["streaming"]["bytes_per_token"] > 0
+    assert found["tokens_per_second"] > 0
+    said = " ".join(command("info", bundle, "--budget", budget).stdout.split())
+    assert f"of {kind} in memory, the others are read from the disk" in said
+    assert "all weights in memory" in " ".join(command("info", bundle, "--budget", "1GiB").stdout.split())
+    assert "are not enough" in " ".join(command("info", bundle, "--budget", "1MiB").stdout.split())
+    planned = command("plan", bundle, "--budget", budget, "--context", CONTEXT)
+    assert f"of {kind} in memory, the others are read from the disk" in " ".join(planned.stdout.split())
+    ran = command("run", bundle, "--prompt", "hello", "--budget", budget, "--context", CONTEXT, "--max-new-tokens", 2)
+    assert ("slow: " in ran.stderr) == (kind == "layers")
 
 
 def test_a_plan_streams_what_does_not_fit_and_uses_what_runs_showed(bundles: Callable[[str], Path]) -> None:

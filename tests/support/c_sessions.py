@@ -132,13 +132,17 @@ class Owned:
 
 
 class Bundle(Owned):
-    """An opened folder."""
+    """An opened folder; ``cache``: bytes for weights that stay in the file."""
 
     kind = "bundle"
 
-    def __init__(self, folder: Path, threads: int = 1) -> None:
+    def __init__(self, folder: Path, threads: int = 1, cache: int | None = None) -> None:
         super().__init__()
-        called("edgespec_bundle_open", str(folder).encode(), c_int32(threads), byref(self.handle))
+        given = str(folder).encode(), c_int32(threads)
+        if cache is None:
+            called("edgespec_bundle_open", *given, byref(self.handle))
+        else:
+            called("edgespec_bundle_open_streamed", *given, c_uint64(cache), byref(self.handle))
         self.facts = BundleFacts(ctypes.sizeof(BundleFacts))
         called("edgespec_bundle_describe", self.handle, byref(self.facts))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 import os
 import sys
 import time
@@ -62,26 +63,45 @@ class DigestRecord(NamedTuple):
     lasting: bool
 
 
-def take_digest(path: Path) -> DigestRecord:
+def take_digest(path: Path, from_disk: bool = False) -> DigestRecord:
     """Read a file for its SHA-256.
+
+    ``from_disk``: past the system's page cache, where it can: what the disk holds, which the cache may hide.
 
     Raises:
         BundleError: it cannot be read, or was changed during the read.
     """
-    digest, buffer = hashlib.sha256(), bytearray(_PIECE)
+    digest, buffer = hashlib.sha256(), mmap.mmap(-1, _PIECE)  # whole pages, as direct reads need
     try:
         with open_regular(path) as file:
             handle = file.fileno()
             lasting = _keeps_times(handle) and _written_back(handle)
+            if from_disk:
+                _read_directly(handle)
             before, now = FileStat.of(os.fstat(handle)), time.time_ns()
-            while count := file.readinto(buffer):
+            left = before.size  # no read begins at the end: a direct one would have to begin at a whole page
+            while left > 0 and (count := file.raw.readinto(buffer) or 0):
                 digest.update(memoryview(buffer)[:count])
+                left -= count
             after = FileStat.of(os.fstat(handle))
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror or error}", "copy it again") from error
     if after != before:
         raise BundleError(f"{path}: was changed while it was read", "try again when no program writes there")
     return DigestRecord(digest.hexdigest(), before, lasting and before.changed < now - int(QUIET * 1e9))
+
+
+def _read_directly(handle: int) -> None:
+    """Let an open file be read past the page cache, or without the pages that it has now."""
+    direct = getattr(os, "O_DIRECT", 0)
+    with suppress(OSError):
+        if direct and sys.platform == "linux":
+            import fcntl
+
+            fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) | direct)
+            return
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _keeps_times(handle: int) -> bool:
@@ -133,6 +153,16 @@ class Checked:
             self._files[path] = found
         return self._files[path].sha256
 
+    def compare_disk(self, path: Path) -> None:
+        """Read a file from the disk itself, and compare it with its digest.
+
+        Raises:
+            BundleError: the disk holds other bytes.
+        """
+        found, known = take_digest(path, from_disk=True), self.digest(path)
+        if found.sha256 != known:
+            raise self._altered(path, known, found.sha256)
+
     def note(self, reason: str) -> None:
         """Record that a running part was not checked."""
         if reason not in self._reasons:
@@ -168,14 +198,17 @@ class Checked:
         for path, known in self._files.items():
             found = take_digest(path)
             if found.sha256 != known.sha256:
-                self._record(path.parent).drop(path)
-                self.save()
-                raise BundleError(
-                    f"{path}: altered, though its times say that it is not: expected SHA-256 {known.sha256[:12]}..., "
-                    f"got {found.sha256[:12]}...",
-                    "copy or export the bundle again, and check the disk",
-                )
+                raise self._altered(path, known.sha256, found.sha256)
         return len(self._files), sum(taken.stamp.size for taken in self._files.values())
+
+    def _altered(self, path: Path, expected: str, got: str) -> BundleError:
+        self._record(path.parent).drop(path)
+        self.save()
+        return BundleError(
+            f"{path}: altered, though its times say that it is not: expected SHA-256 {expected[:12]}..., "
+            f"got {got[:12]}...",
+            "copy or export the bundle again, and check the disk",
+        )
 
     def _record(self, folder: Path) -> _Record:
         if folder not in self._records:

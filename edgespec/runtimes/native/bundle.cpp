@@ -155,7 +155,7 @@ void edgespec::check_branch(const std::vector<int64_t>& branch) {
   }
 }
 
-edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads) {
+edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache) {
   const Mapping file(folder + "/edgespec.json");
   const Json manifest = Json::parse(reinterpret_cast<const char*>(file.data()), file.size());
   const int64_t schema = manifest["schema_version"].number("schema_version", 0);
@@ -164,7 +164,7 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads) {
            std::to_string(kNewest) + "; export it again");
   target_part = read_part(folder, manifest["target"], "target");
   if (!target_part.head.empty()) refuse("target: its LM head is cut");
-  target = open_graph(target_part.graph, threads);
+  target = open_graph(target_part.graph, threads, false, cache);
   target->check_texts();
   expect_vocab(*target, target_part, "target");
   if (const Json& self = manifest["methods"]["self-spec"]; !self.is_null())

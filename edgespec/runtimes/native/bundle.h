@@ -36,8 +36,9 @@ struct MethodPart {
 }  // namespace edgespec
 
 struct edgespec_bundle {
-  // Throws Failure, std::invalid_argument: there is no such bundle, or it has no graphs of native operators.
-  edgespec_bundle(const std::string& folder, int32_t threads);
+  // cache: bytes for weights of the target that are read when a pass needs them, 0: all are mapped.  Throws Failure,
+  // std::invalid_argument: there is no such bundle, or it has no graphs of native operators.
+  edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache = 0);
 
   edgespec::ModelPart target_part, draft_part;
   edgespec::OpenedModel target, draft;  // draft: null where there is none

@@ -205,6 +205,11 @@ EDGESPEC_API int edgespec_run(edgespec_model* model, const edgespec_array* input
 
 /* Opens a bundle's folder (a path in UTF-8) with its target and its draft model.  threads: as of edgespec_open. */
 EDGESPEC_API int edgespec_bundle_open(const char* folder, int32_t threads, edgespec_bundle** bundle);
+/* The same for a target that is larger than the memory: its experts, or its layers where it has none, stay in the file
+ * until a pass needs them, and `cache` bytes hold some.  The text is the same.  A pass that reads other bytes than the
+ * first one did fails.  Refused: a cache too small for two experts or three layers, and systems without such reads. */
+EDGESPEC_API int edgespec_bundle_open_streamed(const char* folder, int32_t threads, uint64_t cache,
+                                               edgespec_bundle** bundle);
 EDGESPEC_API void edgespec_bundle_close(edgespec_bundle* bundle); /* null is fine */
 
 typedef struct edgespec_bundle_facts {

@@ -19,8 +19,6 @@
 namespace edgespec {
 namespace {
 
-constexpr double kHalfLife = 64;  // passes; measured on the routes of a trained mixture (benchmarks/streaming.py)
-
 uint8_t* pages(size_t bytes) {
 #ifdef _WIN32
   (void)bytes;
@@ -51,6 +49,7 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 ExpertPlace place_of(const Step& s, const std::vector<Place>& weights, std::string& file) {
   ExpertPlace found;
   found.count = s.times;
+  found.parts.resize(kExpertParts);
   const int ids[kExpertParts] = {s.gate, s.up, s.w, s.gatelow, s.uplow, s.low};
   for (int part = 0; part < kExpertParts; ++part) {
     if (ids[part] < 0) continue;
@@ -83,19 +82,75 @@ ExpertStore::ExpertStore(const std::string& graph, size_t cache, bool threads) {
     first_.push_back(experts);
     experts += static_cast<size_t>(s.times);
   }
-  if (places_.empty()) throw std::invalid_argument("edgespec: this model has no experts to stream");
+  if ((of_layers_ = places_.empty())) {
+    place_layers(program, model.places);
+    experts = places_.size();
+  }
   for (size_t expert = 0; expert < experts; ++expert)
     slot_bytes_ = std::max(slot_bytes_, lay(expert, nullptr, nullptr, nullptr));
-  const size_t most = std::min(cache / slot_bytes_, experts);
-  if (most < 2)
+  const size_t most = std::min(cache / slot_bytes_, experts), least = of_layers_ ? kAhead + 1 : 2;
+  if (most < std::min(least, experts))
     throw std::invalid_argument("edgespec: a cache of " + std::to_string(cache) +
-                                " bytes for experts: expected at least " + std::to_string(2 * slot_bytes_));
+                                " bytes for streamed weights: expected at least " +
+                                std::to_string(least * slot_bytes_));
   reads_ = AsyncReads::open(file_, threads);
   where_.assign(experts, -1);
   used_.assign(experts, -1e300);
+  checksums_.assign(experts, 0);
+  known_.assign(experts, 0);
+  for (size_t piece = 0; piece < experts && of_layers_; ++piece) used_[piece] = -double(piece);  // the first ones stay
   count_ = static_cast<int>(most);
   slots_ = std::make_unique<Slot[]>(most);
   memory_ = pages(most * slot_bytes_);
+}
+
+// Gathers the matrices of consecutive steps: those of a layer, where all are alike.
+void ExpertStore::place_layers(const Program& program, const std::vector<Place>& weights) {
+  std::vector<size_t> bytes(weights.size());
+  for (const Weight& one : program.sizes)
+    if (one.k && static_cast<size_t>(one.id) < bytes.size()) bytes[static_cast<size_t>(one.id)] = one.bytes();
+  const auto parts_of = [&](const Step& s) {
+    std::vector<ExpertPlace::Part> found;
+    if (s.op != Op::kLinear && s.op != Op::kGlu && s.op != Op::kHeads) return found;
+    for (const int id : {s.w, s.low, s.gate, s.up, s.gatelow, s.uplow}) {
+      if (id < 0 || !bytes.at(static_cast<size_t>(id))) continue;
+      const Place& place = weights[static_cast<size_t>(id)];
+      if (place.file.empty()) continue;  // in the graph file: it is small
+      if (!file_.empty() && file_ != place.file)
+        throw std::invalid_argument("edgespec: layers that are not all in one file of weights");
+      file_ = place.file;
+      if (place.bytes < bytes[static_cast<size_t>(id)])
+        throw std::invalid_argument("edgespec: a matrix that is too short");
+      found.push_back({place.offset, bytes[static_cast<size_t>(id)], 0, id});
+    }
+    return found;
+  };
+  const auto size = [](const std::vector<ExpertPlace::Part>& parts) {
+    size_t sum = 0;
+    for (const ExpertPlace::Part& part : parts) sum += part.bytes;
+    return sum;
+  };
+  size_t most = 0, all = 0, layers = 0;
+  for (const Step& s : program.steps) {
+    const size_t own = size(parts_of(s));
+    most = std::max(most, own);
+    all += own;
+    layers += s.op == Op::kGlu;
+  }
+  most = std::max(most, layers ? (all + layers - 1) / layers : 0);
+  for (const Step& s : program.steps) {
+    std::vector<ExpertPlace::Part> parts = parts_of(s);
+    if (!parts.empty()) {
+      if (places_.empty() || size(places_.back().parts) + size(parts) > most) {
+        first_.push_back(places_.size());
+        places_.push_back({{}, 1});
+      }
+      std::vector<ExpertPlace::Part>& all = places_.back().parts;
+      all.insert(all.end(), parts.begin(), parts.end());
+    }
+    pieces_.push_back(parts.empty() ? -1 : static_cast<int>(places_.size()) - 1);
+  }
+  if (places_.empty()) throw std::invalid_argument("edgespec: this model has no layers to stream");
 }
 
 ExpertStore::~ExpertStore() {
@@ -113,19 +168,17 @@ size_t ExpertStore::lay(size_t expert, uint8_t* memory, Slot* slot, std::vector<
   const int layer = layer_of(expert);
   const ExpertPlace& place = places_[static_cast<size_t>(layer)];
   const uint64_t id = expert - first_[static_cast<size_t>(layer)];
-  int order[kExpertParts], count = 0;
-  const auto offset = [&](int part) { return place.parts[part].offset + id * place.parts[part].stride; };
-  for (int part = 0; part < kExpertParts; ++part) {  // in the order of the file
-    if (!place.parts[part].bytes) continue;
-    int at = count++;
-    for (; at && offset(order[at - 1]) > offset(part); --at) order[at] = order[at - 1];
-    order[at] = part;
-  }
+  const auto offset = [&](size_t part) { return place.parts[part].offset + id * place.parts[part].stride; };
+  std::vector<size_t> order;
+  for (size_t part = 0; part < place.parts.size(); ++part)
+    if (place.parts[part].bytes) order.push_back(part);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return offset(a) < offset(b); });
+  if (slot) slot->parts.assign(place.parts.size(), nullptr);
   size_t used = 0;
-  for (int i = 0; i < count;) {
+  for (size_t i = 0; i < order.size();) {
     const uint64_t begin = offset(order[i]) / kReadAlign * kReadAlign;
     uint64_t end = begin;
-    for (; i < count && (end == begin || offset(order[i]) <= whole(end)); ++i) {
+    for (; i < order.size() && (end == begin || offset(order[i]) <= whole(end)); ++i) {
       end = std::max<uint64_t>(end, offset(order[i]) + place.parts[order[i]].bytes);
       if (slot) slot->parts[order[i]] = memory + used + (offset(order[i]) - begin);
     }
@@ -145,6 +198,7 @@ uint64_t ExpertStore::expert_bytes() const {
 
 std::string ExpertStore::name(size_t expert) const {
   const int layer = layer_of(expert);
+  if (of_layers_) return "edgespec: " + file_ + ": piece " + std::to_string(layer) + " of the layers";
   return "edgespec: " + file_ + ": expert " + std::to_string(expert - first_[static_cast<size_t>(layer)]) +
          " of mixture " + std::to_string(layer);
 }
@@ -152,6 +206,7 @@ std::string ExpertStore::name(size_t expert) const {
 // ---- the cache -----------------------------------------------------------------------------------------------------
 
 void ExpertStore::use(size_t expert) {
+  if (of_layers_) return;
   const double now = turn_ / kHalfLife;
   used_[expert] = now + std::log2(1 + std::exp2(std::max(used_[expert] - now, -1000.0)));
 }
@@ -303,18 +358,22 @@ uint64_t ExpertStore::checksum(const uint8_t* data, size_t bytes, uint64_t from)
 uint64_t ExpertStore::checksum_of(const Slot& slot) const {
   const ExpertPlace& place = places_[static_cast<size_t>(layer_of(static_cast<size_t>(slot.expert)))];
   uint64_t sum = static_cast<uint64_t>(slot.expert);
-  for (int part = 0; part < kExpertParts; ++part)
+  for (size_t part = 0; part < place.parts.size(); ++part)
     if (place.parts[part].bytes) sum = checksum(slot.parts[part], place.parts[part].bytes, sum);
   return sum;
 }
 
-void ExpertStore::check(Slot& slot) const {
+void ExpertStore::check(Slot& slot) {
   const size_t expert = static_cast<size_t>(slot.expert);
-  if (!checksums_.empty() && checksum_of(slot) != checksums_[expert]) {
-    slot.failure = "its bytes are not those that were checked when the model was opened";
+  const uint64_t sum = checksum_of(slot);
+  if (known_[expert] && sum != checksums_[expert]) {
+    slot.failure = checked_ ? "its bytes are not those that were checked when the model was opened"
+                            : "its bytes are not those of the read before, and the files were not checked";
     slot.state.store(kFailed, std::memory_order_release);
     return;
   }
+  checksums_[expert] = sum;
+  known_[expert] = 1;
   slot.state.store(kReady, std::memory_order_release);
 }
 
@@ -336,7 +395,7 @@ std::vector<uint64_t> ExpertStore::checksums() {
     end(layer, id);
   }
   forget_counts();
-  std::fill(used_.begin(), used_.end(), -1e300);
+  if (!of_layers_) std::fill(used_.begin(), used_.end(), -1e300);
   return found;
 }
 
@@ -354,6 +413,64 @@ void ExpertStore::count(int rows, int sent, int distinct) {
 void ExpertStore::forget_counts() {
   counts_ = {};
   for (ExpertCounts& one : by_rows_) one = {};
+}
+
+// ---- layers
+// ----------------------------------------------------------------------------------------------------------
+
+LayerReader::LayerReader(ExpertStore& store, const Program& program, const bool* gates, int rows)
+    : store_(store), rows_(rows), held_(static_cast<size_t>(program.weights)) {
+  program.each(gates, [&](const Step& s) {
+    const int piece = store.piece_of(static_cast<size_t>(&s - program.steps.data()));
+    if (piece >= 0 && (order_.empty() || order_.back() != piece)) order_.push_back(piece);
+  });
+}
+
+void LayerReader::enter(size_t step) {
+  const int piece = store_.piece_of(step);
+  if (piece < 0 || piece == piece_) return;
+  if (piece_ >= 0) {
+    for (const ExpertPlace::Part& part : store_.place(piece_).parts) held_[static_cast<size_t>(part.weight)] = nullptr;
+    store_.end(piece_, {0});
+  }
+  piece_ = piece;
+  while (next_ < order_.size() && order_[next_++] != piece) {}
+  store_.count(rows_, 1, 1);
+  if (const auto found = std::find(ahead_.begin(), ahead_.end(), piece); found != ahead_.end())
+    ahead_.erase(found);
+  else
+    store_.begin(piece, {0});
+  // the pass after this one is taken to need the same pieces
+  for (size_t i = 0; i + 1 < order_.size() && ahead_.size() < size_t(ExpertStore::kAhead); ++i) {
+    const int later = order_[(next_ + i) % order_.size()];
+    if (later == piece || store_.holds(later, 0)) continue;
+    store_.begin(later, {0});
+    ahead_.push_back(later);
+  }
+  const std::vector<ExpertPlace::Part>& parts = store_.place(piece).parts;
+  for (size_t part = 0; part < parts.size(); ++part)
+    held_[static_cast<size_t>(parts[part].weight)] = store_.part(piece, 0, static_cast<int>(part));
+}
+
+StreamedPass::StreamedPass(ExpertStore* store, const Program& program, PassInputs& in) : store_(store) {
+  if (!store) return;
+  alone_ = std::unique_lock<std::mutex>(store->pass);
+  if (!store->of_layers())
+    in.experts = store;
+  else if (in.rows)
+    in.layers = (layers_ = std::make_unique<LayerReader>(*store, program, in.gates, in.rows)).get();
+}
+
+StreamedPass::~StreamedPass() {
+  if (!store_) return;
+  try {
+    store_->abandon();
+  } catch (...) {}  // the ring cannot be waited for: the next read fails with it
+}
+
+void StreamedPass::end() {
+  if (store_) store_->end_all();
+  store_ = nullptr;
 }
 
 // ---- the disk ------------------------------------------------------------------------------------------------------
@@ -410,13 +527,14 @@ EDGESPEC_EXPORT int edgespec_experts_use(void* store) {
   edgespec::pending = store ? *static_cast<Handle*>(store) : nullptr;
   return left;
 }
-// Experts, slots, bytes of a slot, bytes of all experts.
+// Experts, slots, bytes of a slot, bytes of all experts, whether they are pieces of layers.
 EDGESPEC_EXPORT void edgespec_experts_sizes(void* store, uint64_t* sizes) {
   const ExpertStore& own = **static_cast<Handle*>(store);
   sizes[0] = own.experts();
   sizes[1] = own.slots();
   sizes[2] = own.slot_bytes();
   sizes[3] = own.expert_bytes();
+  sizes[4] = own.of_layers();
 }
 EDGESPEC_EXPORT const char* edgespec_experts_reads(void* store) { return (*static_cast<Handle*>(store))->reads(); }
 // Reads all experts for their checksums -> 0, or below 0: it failed.
@@ -438,7 +556,8 @@ EDGESPEC_EXPORT void edgespec_experts_counts(void* store, int rows, double* coun
 }
 EDGESPEC_EXPORT void edgespec_experts_forget_counts(void* store) { (*static_cast<Handle*>(store))->forget_counts(); }
 // Bytes per second that the disk of a file gives, for `together` pieces at once; below 0: it failed.
-EDGESPEC_EXPORT double edgespec_disk_rate(const char* path, uint64_t piece, int together, double limit, int threads) {
+EDGESPEC_EXPORT double edgespec_experts_disk_rate(const char* path, uint64_t piece, int together, double limit,
+                                                  int threads) {
   double rate = -1;
   edgespec::guarded([&] { rate = edgespec::disk_rate(path, size_t(piece), together, limit, threads != 0); });
   return rate;

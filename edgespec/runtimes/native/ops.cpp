@@ -30,7 +30,7 @@ struct Decoder {
   bool constant = false;  // the weights are initializers: their addresses are needed only once
   std::atomic<bool> asked{false};
   std::vector<Tensor> weights;
-  std::shared_ptr<ExpertStore> experts;  // null: they are in the weights
+  std::shared_ptr<ExpertStore> store;  // of weights that are streamed; null: all are in `weights`
   std::mutex mutex;
   std::vector<std::unique_ptr<Scratch>> idle;
 
@@ -84,8 +84,7 @@ void run(Decoder& decoder, KernelContext* context) {
   if (in.weights.size() < static_cast<size_t>(program.weights))
     throw std::invalid_argument("edgespec: the program names weight " + std::to_string(program.weights - 1) + " of " +
                                 std::to_string(in.weights.size()));
-  std::unique_lock<std::mutex> reading;
-  if ((in.experts = decoder.experts.get())) reading = std::unique_lock<std::mutex>(in.experts->pass);
+  StreamedPass streamed(decoder.store.get(), program, in);
   PassOutputs out;
   const NodeShapes shapes = node_shapes(program, in);
   out.logits = static_cast<float*>(output(context, 0, shapes.logits));
@@ -103,6 +102,7 @@ void run(Decoder& decoder, KernelContext* context) {
   try {
     if (!in.rows) {  // nothing to compute, but rows may be moved
       Pass(program, kernels(), in, out, *scratch);
+      streamed.end();
       decoder.give_back(std::move(scratch));
       return;
     }
@@ -111,8 +111,8 @@ void run(Decoder& decoder, KernelContext* context) {
         g_api, kKernelContextParallelFor)(
         context, [](void* user, size_t) { static_cast<Work*>(user)->team.join(); }, kMembers, 0, &work));
     work.team.finish();
+    streamed.end();
   } catch (...) {
-    if (in.experts) in.experts->abandon();
     decoder.give_back(std::move(scratch));
     throw;
   }
@@ -131,7 +131,7 @@ Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noex
     auto decoder = std::make_unique<Decoder>();
     decoder->program = Program::parse(text_attribute(info, "program"));
     decoder->constant = flag_attribute(info, "constant_weights");
-    if (decoder->program.mixtures) decoder->experts = take_pending_store(text_attribute(info, "program"));
+    decoder->store = take_pending_store(text_attribute(info, "program"));
     *kernel = decoder.release();
     return nullptr;
   } catch (...) { return current_error(); }

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "expert_store.h"
+
 namespace edgespec {
 namespace {
 
@@ -90,6 +92,7 @@ int Pass::next_phase(int members) {
     const int rows = count(s);
     fit_offsets(s);
     if (!rows && cut_of(s.op) != Cut::kOnce) continue;
+    if (in_.layers) in_.layers->enter(next_ - 1);
     switch (cut_of(s.op)) {
       case Cut::kOnce: run(0); continue;
       case Cut::kSerial:
@@ -111,6 +114,8 @@ int Pass::next_phase(int members) {
   step_ = nullptr;
   return 0;
 }
+
+const void* Pass::streamed(int id) const { return in_.layers->held(id); }
 
 // Gives the activations that a matrix multiplies the offsets that it wants: the high plane of two has its own.
 void Pass::fit_offsets(const Step& s) {

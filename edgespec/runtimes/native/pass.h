@@ -17,6 +17,7 @@ constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second 
 constexpr int kPiece = 1 << 10;   // numbers of a chunk of activate: whole vectors
 
 class ExpertStore;
+class LayerReader;
 
 struct Tensor {
   const void* data = nullptr;
@@ -53,6 +54,7 @@ struct PassInputs {
   int columns = 0;  // of an LM head: only the first ones; 0: all
   std::vector<Tensor> weights;
   ExpertStore* experts = nullptr;  // where those of mixtures come from; null: from the weights
+  LayerReader* layers = nullptr;   // the same of the matrices of layers
   CodeTables tables;
 };
 
@@ -174,7 +176,12 @@ class Pass {
   void see();
   void apply_moves() const;
   float* floats(int id) const { return float_[id]; }
-  const void* weight(int id) const { return id < 0 ? nullptr : in_.weights[id].data; }
+  const void* weight(int id) const {
+    if (in_.layers && id >= 0)
+      if (const void* held = streamed(id)) return held;
+    return id < 0 ? nullptr : in_.weights[id].data;
+  }
+  const void* streamed(int id) const;
   const float* vector(int id) const { return static_cast<const float*>(weight(id)); }
   // Tiles from `tile` on of a matrix [.., k] of the step, with its low plane where it is read.
   Weights tiles(const Step& s, int id, int low, size_t tile, int k) const {

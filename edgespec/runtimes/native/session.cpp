@@ -302,6 +302,14 @@ int edgespec_bundle_open(const char* folder, int32_t threads, edgespec_bundle** 
   });
 }
 
+int edgespec_bundle_open_streamed(const char* folder, int32_t threads, uint64_t cache, edgespec_bundle** bundle) {
+  return guarded([&] {
+    if (!folder || !bundle) refuse("expected a folder, and where to put the bundle");
+    if (!cache) refuse("a cache of 0 bytes for streamed weights");
+    *bundle = new edgespec_bundle(folder, threads, cache);
+  });
+}
+
 void edgespec_bundle_close(edgespec_bundle* bundle) {
   if (bundle) bundle->release();
 }

@@ -13,11 +13,13 @@ static int threads_of(int32_t threads) {
   return threads ? threads : std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostThreads);
 }
 
-OpenedModel open_graph(const std::string& path, int32_t threads, bool small_alone) {
+OpenedModel open_graph(const std::string& path, int32_t threads, bool small_alone, uint64_t cache) {
   ModelFile file = read_model(path);
   uint64_t bytes = 0;
   for (const Tensor& weight : file.weights) bytes += weight.bytes;
-  return OpenedModel(new edgespec_model(std::move(file), small_alone && bytes < kSmall ? 1 : threads_of(threads)));
+  OpenedModel made(new edgespec_model(std::move(file), small_alone && bytes < kSmall ? 1 : threads_of(threads)));
+  if (cache) made->store = std::make_unique<ExpertStore>(path, size_t(std::min<uint64_t>(cache, SIZE_MAX)), false);
+  return made;
 }
 
 // ---- passes --------------------------------------------------------------------------------------------------------
@@ -112,6 +114,7 @@ edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inp
   out.top_ids = results.ids.data();
   out.top_values = results.values.data();
   out.hidden = results.hidden.data();
+  StreamedPass streamed(model.store.get(), model.program, in);
   Pass pass(model.program, kernels(), in, out, model.scratch);  // a pass that is refused leaves the last results
   if (grows) cache.results = std::move(larger);
   if (in.rows) {
@@ -119,6 +122,7 @@ edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inp
     model.threads.run([&] { team.join(); });
     team.finish();
   }
+  streamed.end();
   edgespec_result found{};
   found.rows = static_cast<int32_t>(rows);
   found.columns = p.columns ? std::min(p.columns, active.columns) : active.columns;

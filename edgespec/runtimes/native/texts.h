@@ -10,6 +10,7 @@
 
 #include "books.h"
 #include "edgespec.h"
+#include "expert_store.h"
 #include "guarded.h"
 #include "model_file.h"
 #include "threads.h"
@@ -78,7 +79,8 @@ struct edgespec_model {
   edgespec::Threads threads;
   std::mutex mutex;  // one pass at a time
   edgespec::Scratch scratch;
-  std::atomic<int64_t> users{1};  // the caller, and each cache: the last one to go frees the model
+  std::unique_ptr<edgespec::ExpertStore> store;  // of weights that are read when a pass needs them; null: none are
+  std::atomic<int64_t> users{1};                 // the caller, and each cache: the last one to go frees the model
 
   edgespec_model(edgespec::ModelFile&& read, int count)
       : file(std::move(read)), program(edgespec::Program::parse(file.program)), gates(program), threads(count) {
@@ -111,7 +113,8 @@ using OpenedModel = std::unique_ptr<edgespec_model, CloseModel>;
 
 // Opens a graph.  threads: the caller's included, 0: as many as there are processors.  small_alone: a small model gets
 // one.  Throws std::invalid_argument, Failure: it cannot be read.
-OpenedModel open_graph(const std::string& path, int32_t threads, bool small_alone = false);
+// cache: bytes for weights that are read when a pass needs them, 0: all are mapped.
+OpenedModel open_graph(const std::string& path, int32_t threads, bool small_alone = false, uint64_t cache = 0);
 
 }  // namespace edgespec
 

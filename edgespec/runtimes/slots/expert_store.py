@@ -1,6 +1,6 @@
-"""Experts of a mixture that are read from the weight file when a pass needs them (native/expert_store.h).
+"""Weights that are read from the file when a pass needs them (native/expert_store.h): experts, or layers.
 
-A model with a store needs memory for its other weights and for a cache of experts.  The text is the same: what is read
+A model with a store needs memory for its other weights and for a cache of these.  The text is the same: what is read
 is compared with checksums, which were taken when the file had its SHA-256.
 """
 
@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.checked import Checked, records
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
-from edgespec.runtimes.ort.native_library import native_library
-from edgespec.runtimes.slots.handles import ADDRESS, HANDLE, NUMBER
+from edgespec.runtimes.slots.handles import ADDRESS, NUMBER, Functions
 
 READS = "EDGESPEC_READS"  # `threads`: never io_uring
 MOST_ROWS = 16  # of passes that are counted by their rows
@@ -48,40 +46,25 @@ class ExpertCounts:
 
 
 def unread_expert(message: str) -> str:
-    """Return the part of a pass's error that names an expert and why it was not read; "" = it is another error."""
-    found = re.search(r"edgespec: (.*: expert \d+ of mixture \d+: .*)", message)
+    """Return the part of a pass's error that names what was not read, and why; "" = it is another error."""
+    found = re.search(r"edgespec: (.*: (?:expert \d+ of mixture \d+|piece \d+ of the layers): .*)", message)
     return found[1] if found else ""
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    path = native_library().path
-    assert path is not None  # without it no model has native operators
-    library = ctypes.CDLL(str(path))
-    signatures: dict[str, tuple[Any, ...]] = {
-        "open": (HANDLE, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int),
-        "close": (None, HANDLE),
-        "use": (ctypes.c_int, HANDLE),
-        "sizes": (None, HANDLE, ADDRESS),
-        "reads": (ctypes.c_char_p, HANDLE),
-        "checksums": (NUMBER, HANDLE, ADDRESS),
-        "expect": (None, HANDLE, ADDRESS),
-        "counts": (None, HANDLE, ctypes.c_int, ADDRESS),
-        "forget_counts": (None, HANDLE),
+def _functions() -> Functions:
+    signatures = {
+        "close": (None,),
+        "use": (ctypes.c_int,),
+        "sizes": (None, ADDRESS),
+        "reads": (ctypes.c_char_p,),
+        "checksums": (NUMBER, ADDRESS),
+        "expect": (None, ADDRESS),
+        "counts": (None, ctypes.c_int, ADDRESS),
+        "forget_counts": (None,),
+        "disk_rate": (ctypes.c_double, ctypes.c_uint64, ctypes.c_int, ctypes.c_double, ctypes.c_int),  # of a path
     }
-    for name, (result, *types) in signatures.items():
-        function = getattr(library, f"edgespec_experts_{name}")
-        function.restype, function.argtypes = result, types
-    library.edgespec_disk_rate.restype = ctypes.c_double
-    library.edgespec_disk_rate.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_uint64,
-        ctypes.c_int,
-        ctypes.c_double,
-        ctypes.c_int,
-    ]
-    library.edgespec_error.restype = ctypes.c_char_p
-    return library
+    return Functions("experts", signatures, (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int), slow=True)
 
 
 def disk_rate(file: Path, piece: int, together: int, seconds: float = 0.4) -> float:
@@ -96,16 +79,15 @@ def disk_rate(file: Path, piece: int, together: int, seconds: float = 0.4) -> fl
     Raises:
         BundleError: it cannot be read.
     """
-    library = _library()
-    rate = library.edgespec_disk_rate(os.fsencode(file), piece, together, seconds, os.environ.get(READS) == "threads")
+    functions, threads = _functions(), os.environ.get(READS) == "threads"
+    rate = functions.of["disk_rate"](os.fsencode(file), piece, together, seconds, threads)
     if rate < 0:
-        why = library.edgespec_error().decode(errors="replace").removeprefix("edgespec: ")
-        raise BundleError(f"{file}: the speed of its disk cannot be measured: {why}", "check the disk")
+        raise BundleError(f"{file}: the speed of its disk cannot be measured: {functions.why}", "check the disk")
     return float(rate)
 
 
 class ExpertStore:
-    """The experts of one graph of native operators.
+    """The experts of one graph of native operators, or the matrices of its layers where it has none.
 
     Args:
         graph: its file.
@@ -118,28 +100,30 @@ class ExpertStore:
         slots: experts that the cache holds.
         slot_bytes: bytes of each in the cache.
         expert_bytes: bytes of all experts.
+        layers: whether they are pieces of layers.
         reads: how they are read, ``io_uring`` or ``threads``.
 
     Raises:
-        BundleError: the graph has no experts, the cache is too small for two, or a read failed.
+        BundleError: the cache is too small for two experts, or three pieces of layers, or a read failed.
     """
 
     def __init__(self, graph: Path, weights: Path, size: int, checked: Checked | None = None) -> None:
-        self._library, self._graph = _library(), graph
-        threads = os.environ.get(READS) == "threads"
-        self._handle = self._library.edgespec_experts_open(os.fsencode(graph), size, threads)
+        self._functions, self._graph = _functions(), graph
+        self._of = self._functions.of
+        self._handle = self._functions.try_open(os.fsencode(graph), size, os.environ.get(READS) == "threads")
         if self._handle is None:
             raise self._error()
-        sizes = np.zeros(4, np.uint64)
-        self._library.edgespec_experts_sizes(self._handle, sizes.ctypes.data)
-        self.experts, self.slots, self.slot_bytes, self.expert_bytes = map(int, sizes)
-        self.reads: str = self._library.edgespec_experts_reads(self._handle).decode()
+        sizes = np.zeros(5, np.uint64)
+        self._of["sizes"](self._handle, sizes.ctypes.data)
+        self.experts, self.slots, self.slot_bytes, self.expert_bytes = map(int, sizes[:4])
+        self.layers = bool(sizes[4])
+        self.reads: str = self._of["reads"](self._handle).decode()
         if checked is not None and checked.wanted:
             self._expect(weights, checked)
 
     def _error(self) -> BundleError:
-        why = self._library.edgespec_error().decode(errors="replace").removeprefix("edgespec: ")
-        return BundleError(f"{self._graph}: its experts cannot be streamed: {why}", "copy the bundle again")
+        why = self._functions.why
+        return BundleError(f"{self._graph}: its weights cannot be streamed: {why}", "copy the bundle again")
 
     def _expect(self, weights: Path, checked: Checked) -> None:
         """Find the checksums of all experts, recorded or computed now, and compare what is read with them."""
@@ -151,11 +135,12 @@ class ExpertStore:
             sums = np.array([int(one, 16) for one in read_sealed(path, purpose)["experts"]], np.uint64)
         if sums is None or len(sums) != self.experts:
             sums = np.zeros(self.experts, np.uint64)
-            if self._library.edgespec_experts_checksums(self._handle, sums.ctypes.data) < 0:
+            if self._of["checksums"](self._handle, sums.ctypes.data) < 0:
                 raise self._error()
+            checked.compare_disk(weights)  # the checksums are those of the disk, which may differ from cached pages
             with suppress(OSError):
                 write_sealed(path, purpose, {"experts": [f"{int(one):x}" for one in sums]})
-        self._library.edgespec_experts_expect(self._handle, sums.ctypes.data)
+        self._of["expect"](self._handle, sums.ctypes.data)
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -164,20 +149,25 @@ class ExpertStore:
         Raises:
             BundleError: no session took it.
         """
-        self._library.edgespec_experts_use(self._handle)
+        self._of["use"](self._handle)
         try:
             yield
         finally:
-            left = self._library.edgespec_experts_use(None)
+            left = self._of["use"](None)
         if left:
-            raise BundleError(f"{self._graph}: its session does not read experts from a store", "export it again")
+            raise BundleError(f"{self._graph}: its session does not read weights from a store", "export it again")
 
     def counts(self, rows: int = 0) -> ExpertCounts:
         """Count what passes of ``rows`` rows read; 0 = all passes, ``MOST_ROWS`` also those of more rows."""
         found = np.zeros(6, np.float64)
-        self._library.edgespec_experts_counts(self._handle, min(rows, MOST_ROWS), found.ctypes.data)
+        self._of["counts"](self._handle, min(rows, MOST_ROWS), found.ctypes.data)
         passes, sent, distinct, hits, read = map(int, found[:5])
         return ExpertCounts(passes, sent, distinct, hits, read, float(found[5]))
+
+    def read_so_far(self) -> tuple[float, int]:
+        """Seconds that threads waited for reads, and bytes that were read."""
+        counts = self.counts()
+        return counts.waited, counts.bytes
 
     def distinct_by_rows(self) -> dict[int, float]:
         """Mean of distinct experts in a layer of a pass, by the pass's rows; the last entry is of all larger passes."""
@@ -192,6 +182,11 @@ class ExpertStore:
     def words(self) -> str:
         """Say what was read since the model was loaded."""
         counts, by_rows = self.counts(), self.distinct_by_rows()
+        if self.layers:
+            return (
+                f"layers since loading: {counts.hit_rate:.0%} of those needed were in memory, {counts.bytes / 1e6:.1f} "
+                f"MB were read by {self.reads}"
+            )
         rows = ", ".join(f"{mean:.1f} for {rows}" for rows, mean in by_rows.items())
         return (
             f"experts since loading: {counts.hit_rate:.0%} of those needed were in the cache, {counts.bytes / 1e6:.1f} "
@@ -200,12 +195,12 @@ class ExpertStore:
 
     def forget_counts(self) -> None:
         """Begin to count again."""
-        self._library.edgespec_experts_forget_counts(self._handle)
+        self._of["forget_counts"](self._handle)
 
     def close(self) -> None:
         """Free the cache once no session uses it."""
         if self._handle is not None:
-            self._library.edgespec_experts_close(self._handle)
+            self._of["close"](self._handle)
             self._handle = None
 
     def __del__(self) -> None:

@@ -262,4 +262,5 @@ def _part(output: Output, first: int, wanted: Pass) -> Output:
     best = None if output.best is None else (output.best[0][rows].copy(), output.best[1][rows].copy())
     stream = output.hidden[rows].copy() if wanted.hidden and output.hidden is not None else None
     aux_hidden = output.aux_hidden[rows].copy() if wanted.aux_hidden and output.aux_hidden is not None else None
-    return Output(output.logits[rows].copy() if best is None else output.logits, stream, best, aux_hidden=aux_hidden)
+    logits = output.logits[rows].copy() if best is None else output.logits
+    return Output(logits, stream, best, aux_hidden=aux_hidden, waited_ms=output.waited_ms, read=output.read)

@@ -355,10 +355,10 @@ class NativeRunner(Slot):
             self._results = self._bind_results(*asked)
             self._asked = asked
         logits, stream, best, found = self._results
-        model.run_bound(self._io)
+        waited_ms, read_bytes = model.run_bound(self._io)
         if waiting:
             self._moved()
-        return Output(logits, stream, best, aux_hidden=found)
+        return Output(logits, stream, best, aux_hidden=found, waited_ms=waited_ms, read=read_bytes)
 
     def _bind_results(
         self, n: int, scored: int, top: int, hidden: bool, aux_hidden: bool, wide: int, columns: int

@@ -92,7 +92,7 @@ class Model:
         threads: intra-op threads; None = all processors this process may use.
         kv: how a native graph keeps keys and values; None = float32 in a float32 model, else float16.
         checked: of the bundle that it is of.
-        expert_cache: bytes for experts that are read when a pass needs them; None = they are mapped.
+        expert_cache: bytes for experts, or layers, that are read when a pass needs them; None = they are mapped.
     """
 
     pairs: bool | None = None
@@ -100,7 +100,7 @@ class Model:
     translation: Translation | None = None
     """Between the tokenizers of the target and this draft; None = they are the same."""
 
-    experts: ExpertStore | None = None  # None: they are mapped with the other weights
+    experts: ExpertStore | None = None  # where they, or the layers, are read from; None: all weights are mapped
 
     def __init__(
         self,
@@ -135,12 +135,14 @@ class Model:
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
         self._last_rows: dict[tuple[int, int], Bound] = {}
 
-    def run_bound(self, io: Any) -> None:
-        """Run a pass whose inputs and outputs are bound.
+    def run_bound(self, io: Any) -> tuple[float, float]:
+        """Run a pass whose inputs and outputs are bound -> milliseconds that it waited for a disk, and bytes of it.
 
         Raises:
             BundleError: the graph does not match the manifest, or the memory is not enough for the pass.
         """
+        store = self.experts
+        before = store.read_so_far() if store else None
         try:
             self.session.run_with_iobinding(io)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
@@ -150,6 +152,10 @@ class Model:
                 f"{self.folder / self.graph.file}: ONNX Runtime cannot run this graph: {first_line(error)}",
                 "export the bundle again; if memory ran out, ask for a shorter context",
             ) from error
+        if store is None or before is None:
+            return 0.0, 0.0
+        waited, read = store.read_so_far()
+        return 1000 * (waited - before[0]) / self.threads, read - before[1]
 
     def last_rows(self, n: int, count: int) -> Bound:
         """Return the numbers of the last ``count`` of n rows, int64 [count]; it is read-only."""

@@ -151,6 +151,20 @@ def test_changed_and_missing_bytes_are_errors_and_no_results(
     np.testing.assert_array_equal(run(TOKENS), expected)
 
 
+def test_without_a_check_an_expert_must_stay_as_it_was_read_first(tmp_path: Path) -> None:
+    path = graph(tmp_path, "q8")
+    data = path.with_name("node.data")
+    run, whole = passes(path, opened(path, 4)), data.read_bytes()
+    expected = run(TOKENS)
+    changed = bytearray(whole)
+    changed[-2000] ^= 64
+    data.write_bytes(changed)
+    with pytest.raises(Exception, match="not those of the read before"):
+        run(TOKENS)
+    data.write_bytes(whole)
+    np.testing.assert_array_equal(run(TOKENS), expected)
+
+
 def test_checksums_are_recorded_with_those_of_the_file(tmp_path: Path) -> None:
     path = graph(tmp_path, "q8")
     expected = passes(path)(TOKENS)
@@ -174,7 +188,7 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="cannot be opened"):
         ExpertStore(tmp_path / "none.onnx", data, 1 << 24)
     store = opened(path, 4)
-    with pytest.raises(BundleError, match="does not read experts"), store.used():
+    with pytest.raises(BundleError, match="does not read weights"), store.used():
         pass
 
 
@@ -187,6 +201,7 @@ FAULT = r"""
 ssize_t pread64(int file, void* to, size_t size, off64_t at) {
   static ssize_t (*real)(int, void*, size_t, off64_t);
   if (!real) real = (ssize_t(*)(int, void*, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
+  if (getenv("FAULT_SLOW")) usleep(3000);
   if (getenv("FAULT_EIO") && size > 4096) { errno = EIO; return -1; }
   return real(file, to, getenv("FAULT_SHORT") && size > 4096 ? 4096 : size, at);
 }
@@ -202,6 +217,9 @@ expected = passes(path)(TOKENS)
 run = passes(path, opened(path, 4))
 os.environ["FAULT_SHORT"] = "1"  # reads of fewer bytes than asked for are continued
 assert (run(TOKENS) == expected).all()
+os.environ["FAULT_SLOW"] = "1"  # a device that is throttled: passes wait as long as it takes
+assert (run(TOKENS) == expected).all()
+del os.environ["FAULT_SLOW"]
 os.environ["FAULT_EIO"] = "1"
 try:
     run(TOKENS)
