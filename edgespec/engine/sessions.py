@@ -260,14 +260,16 @@ class Session:
         return cost
 
     def _verify_costs(self, draft_cost: float | None, first_cost: float | None = None) -> CostModel:
-        mixed = self.target.model.facts.experts
-        if mixed is not None and self.target.streams:
-            # by the bytes that rows read if they choose experts independently, until the clock says otherwise: a pass
-            # over equal rows, as below, would read those of one
-            sizes = (*VERIFY_SIZES, 2 * max(VERIFY_SIZES))
-            return CostModel({rows: mixed.distinct(rows) for rows in sizes}, draft_cost, first_cost)
+        mixed, streams = self.target.model.facts.experts, self.target.streams
+        if mixed is not None and streams:
+            # by the bytes that rows read if they choose experts independently, until passes show otherwise: a pass over
+            # equal rows, as below, would read those of one
+            curve = {rows: mixed.distinct(rows) for rows in (1, *VERIFY_SIZES, 2 * max(VERIFY_SIZES))}
+            return CostModel(curve, draft_cost, first_cost, reads=curve)
         saved = None if export_busy(self._manifest.cost) else self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
+        if streams:  # all rows of a pass read the same layers, and a pass takes too long to time some first
+            return CostModel(verify, draft_cost, first_cost, reads={1: 1.0})
         cost = CostModel(verify, draft_cost, first_cost)
         forward = self.target.forward
         for rows, ms in self._measured("verify", lambda n: forward(np.zeros(n, np.int64)), VERIFY_SIZES).items():

@@ -33,6 +33,8 @@ _SIZES = 32  # pass sizes whose timings are kept: batches have many sizes, and e
 _IN_A_ROW, _BEYOND = 5, 1.25  # this many passes in a row, all this far off in one direction: the speed has changed
 
 ENOUGH = 3  # timings before they count
+_KEEP_READS = 0.98  # what a pass leaves of the weight of older ones among the bytes that passes read
+_GIVEN_READS = 4.0  # passes that the given curve counts as
 _REFRESH = 8  # timings between two evaluations of the medians
 
 
@@ -132,8 +134,52 @@ class Timings:
             self._run.clear()
 
 
+class DiskReads:
+    """Bytes that passes read from a disk, by their rows, and the time that they wait for a byte.
+
+    Bytes are counted, and depend on the text alone; the clock of a disk that others use says little about one pass.
+
+    ``given``: points {rows: bytes}, in some proportion, until passes have shown them.
+    """
+
+    def __init__(self, given: Mapping[int, float]) -> None:
+        self.given = dict(sorted(given.items()))
+        self._by_rows: dict[int, tuple[float, float]] = {}  # discounted: passes, and bytes of them
+        self._waited, self._bytes = 0.0, 0.0  # the same of all passes: milliseconds, bytes
+
+    def add(self, rows: int, read: float, waited_ms: float) -> None:
+        """Count a pass."""
+        passes, total = self._by_rows.get(rows, (0.0, 0.0))
+        self._by_rows[rows] = _KEEP_READS * passes + 1, _KEEP_READS * total + read
+        self._waited = _KEEP_READS * self._waited + waited_ms
+        self._bytes = _KEEP_READS * self._bytes + read
+
+    @property
+    def one(self) -> float | None:
+        """Bytes of a pass over one row; None = too few were counted."""
+        passes, total = self._by_rows.get(1, (0.0, 0.0))
+        return total / passes if passes > ENOUGH - 1 and total else None
+
+    @property
+    def one_ms(self) -> float:
+        """Milliseconds that a pass over one row waits."""
+        return (self.one or 0.0) * self._waited / self._bytes if self._bytes else 0.0
+
+    def ratio(self, rows: int) -> float:
+        """Bytes of a pass over ``rows`` rows over those of one row."""
+        points, one = list(self.given.items()), self.one
+        given = _interpolate(points, rows) / points[0][1]
+        passes, total = self._by_rows.get(rows, (0.0, 0.0))
+        if rows == 1 or one is None:
+            return given
+        return (total / one + _GIVEN_READS * given) / (passes + _GIVEN_READS)
+
+
 class CostModel:
     """d(k), the time of k draft steps, and v(n): given, and corrected by what is observed.
+
+    Where passes read weights from a disk, a pass waits for bytes, which are counted (``DiskReads``), and computes for
+    the rest of its time, which the clock teaches: v is the sum of both.
 
     Both are linear between their points and continue with the last slope; d(0) = 0 and v(1) = 1 by definition.  A
     drafter that first reads what the target wrote takes longest for its first guess.  v grows a little with the depth
@@ -143,13 +189,18 @@ class CostModel:
         verify: points {rows: v}, or any times in proportion to them; None = ``ASSUMED_VERIFY``.
         draft: c; None = ``ASSUMED_DRAFT``.
         first: of the first step of a round; None = ``draft``.
+        reads: points {rows: bytes that passes read from a disk}, or in proportion to them; None = they read none.
 
     Raises:
         ValueError: no point, or one that is not a positive number of rows with a positive cost.
     """
 
     def __init__(
-        self, verify: Mapping[int, float] | None = None, draft: float | None = None, first: float | None = None
+        self,
+        verify: Mapping[int, float] | None = None,
+        draft: float | None = None,
+        first: float | None = None,
+        reads: Mapping[int, float] | None = None,
     ) -> None:
         points = dict(ASSUMED_VERIFY if verify is None else verify)
         if not points or min(points) < 1 or min(points.values()) <= 0 or min(draft or 0.0, first or 0.0) < 0:
@@ -157,6 +208,7 @@ class CostModel:
         self._given_c, self._given_first = ASSUMED_DRAFT if draft is None else draft, first
         one = points.get(1, points[min(points)])
         self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
+        self.reads = None if reads is None else DiskReads(reads)
         self.timings = Timings()
         self._unread = 0
         self._version = 0  # how often timings were folded in
@@ -165,11 +217,13 @@ class CostModel:
         if first is not None:
             self._steps[1:] = [(1, first), (2, first + self._given_c)]
         self._table, self._draft_table = array("d"), array("d")
-        self._plain_ms: float | None = None
+        self._plain_ms: float | None = None  # of computing
+        self._waits = 0.0  # share of a one-row pass that it waits for the disk
 
     def given(self) -> CostModel:
         """Copy without observations: the same in every run."""
-        return CostModel(self._given, self._given_c, self._given_first)
+        reads = None if self.reads is None else self.reads.given
+        return CostModel(self._given, self._given_c, self._given_first, reads)
 
     @property
     def c(self) -> float:
@@ -181,7 +235,7 @@ class CostModel:
         if self._unread >= _REFRESH:
             self._refresh()
         while len(self._draft_table) <= k:
-            self._draft_table.append(_interpolate(self._steps, len(self._draft_table)))
+            self._draft_table.append((1 - self._waits) * _interpolate(self._steps, len(self._draft_table)))
         return self._draft_table[k]
 
     def v(self, n: int) -> float:
@@ -189,8 +243,19 @@ class CostModel:
         if self._unread >= _REFRESH:
             self._refresh()
         while len(self._table) <= n:
-            self._table.append(_interpolate(self._points, len(self._table)))
+            rows = len(self._table)
+            self._table.append(self._mixed(_interpolate(self._points, rows), rows))
         return self._table[n]
+
+    def _mixed(self, computed: float, rows: int) -> float:
+        """Add the time of computing, over that of one row, and the time of reading."""
+        return computed if self.reads is None else (1 - self._waits) * computed + self._waits * self.reads.ratio(rows)
+
+    def least(self, n: int) -> float:
+        """Return the least that an ``n``-row pass can cost: one row's computing, and the bytes that it reads."""
+        if self.reads is None:
+            return 1.0
+        return self.v(n) if self._plain_ms is None else self._mixed(1.0, n)
 
     @property
     def version(self) -> int:
@@ -204,12 +269,25 @@ class CostModel:
         """Milliseconds of a one-row pass; None = not measured."""
         if self._unread >= _REFRESH:
             self._refresh()
-        return self._plain_ms
+        return None if self._plain_ms is None else self._plain_ms / (1 - self._waits)
 
     def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
-        """Record that a pass over ``n`` rows took ``ms``; ``times``: weight of the sample."""
+        """Record that a pass over ``n`` rows computed for ``ms``; ``times``: weight of the sample."""
         self.timings.add_pass(n, ms, times)
         self._unread += times
+
+    def observe_reads(self, n: int, read: float, waited_ms: float) -> None:
+        """Record the bytes that a pass over ``n`` rows read from a disk, and how long it waited for them."""
+        if self.reads is not None:
+            self.reads.add(n, read, waited_ms)
+
+    def steps_of(self, ms: float, read: float, waited_ms: float) -> float:
+        """Return the plain steps of a round that took ``ms``, where the bytes that it read cost the usual time."""
+        plain = self.plain_ms
+        assert plain is not None
+        if self.reads is None or (one := self.reads.one) is None:
+            return ms / plain
+        return (ms - waited_ms) / plain + self._waits * read / one
 
     def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
         """Record that ``n`` draft steps took ``ms``; ``times``: weight of the sample."""
@@ -218,10 +296,10 @@ class CostModel:
             self._unread += times
 
     def observe_round(self, n: int, steps: int, ms: float) -> None:
-        """Record that drafting ``steps`` steps and verifying ``n`` rows took ``ms``: draft steps are the rest."""
+        """Record that drafting ``steps`` steps and verifying ``n`` rows computed for ``ms``: drafts are the rest."""
         one = self.timings.one()
         if one and steps > 0:
-            self.observe_draft(steps, max(0.0, ms - one * self.v(n)))
+            self.observe_draft(steps, max(0.0, ms - one * _interpolate(self._points, n)))
 
     def _refresh(self) -> None:
         """Update the curves with new timings; not in every round, because medians of all windows are expensive."""
@@ -234,6 +312,9 @@ class CostModel:
         # One-row passes may never happen (each round drafts): then the given curve says what one would take.
         one = ms[smallest] / _interpolate(list(self._given.items()), smallest)
         self._plain_ms = one
+        if self.reads is not None:
+            self._waits = self.reads.one_ms / (self.reads.one_ms + one)
+            self._draft_table = array("d")
         points = self._given | {n: time / one for n, time in ms.items()} | {1: 1.0}
         # Measured points stay; a given point between measured ones may contradict them.
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}

@@ -146,3 +146,60 @@ def test_measure_takes_turns_and_returns_a_time_for_each_size() -> None:
     assert calls == [1, 4, 8] * 4
     assert list(times) == [1, 4, 8]
     assert all(ms >= 0 and math.isfinite(ms) for ms in times.values())
+
+
+def streaming(share: float, ratio: float, rounds: int = 40) -> CostModel:
+    """Observe passes of 1 row that wait for a disk for a share of 100 ms, and of 2 rows with ``ratio`` the bytes."""
+    curve = {1: 8.0, 2: 15.0, 4: 26.5}
+    model = CostModel(curve, 0.1, reads=curve)
+    for turn in range(rounds):
+        for rows, read in ((1, 1e6), (2, ratio * 1e6)):
+            slow = 5.0 if turn % 3 == 0 else 0.5  # of a disk that others use; 2 on average
+            model.observe_reads(rows, read, slow / 2 * 100 * share * read / 1e6)
+            model.observe_verify(rows, (1 - share) * 100 * (1 if rows == 1 else 1.2))
+    return model
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("ratio", [1.0, 1.5, 2.0])
+def test_a_pass_that_reads_from_a_disk_costs_its_bytes_and_what_the_clock_shows_of_the_rest(
+    share: float, ratio: float
+) -> None:
+    model = streaming(share, ratio)
+    assert model.plain_ms == pytest.approx(100, rel=0.15)
+    assert model.v(2) == pytest.approx((1 - share) * 1.2 + share * ratio, rel=0.1)
+    assert model.least(2) == pytest.approx((1 - share) + share * ratio, rel=0.1)
+    assert model.d(1) == pytest.approx(0.1 * (1 - share), rel=0.1, abs=0.01)
+    # a round's time without the luck of its reads
+    assert model.steps_of(900.0, ratio * 1e6, 900.0 - (1 - share) * 120) == pytest.approx(model.v(2), rel=0.15)
+
+
+def test_before_anything_was_read_the_bytes_of_uniform_choices_are_the_price() -> None:
+    curve = {1: 8.0, 2: 15.0}
+    model = CostModel(curve, 0.1, reads=curve)
+    assert model.v(2) == model.least(2) == pytest.approx(15 / 8)
+    assert model.given().v(2) == model.given().least(2) == pytest.approx(15 / 8)
+    assert CostModel({1: 8.0, 2: 15.0}).least(2) == 1
+    model.observe_reads(1, 1e6, 10.0)  # too few passes
+    model.observe_reads(2, 9e6, 10.0)
+    assert model.v(2) == pytest.approx(15 / 8)
+
+
+def test_rows_of_a_pass_share_the_layers_of_a_dense_model() -> None:
+    model = CostModel({1: 1.0, 2: 1.6}, 0.1, reads={1: 1.0, 2: 1.0})
+    for _ in range(20):
+        for rows in (1, 2):
+            model.observe_reads(rows, 5e8, 900.0)
+            model.observe_verify(rows, 100.0 if rows == 1 else 160.0)
+    assert model.v(2) == pytest.approx(1.06)
+
+
+def test_a_cache_that_holds_all_experts_leaves_the_clock_alone() -> None:
+    curve = {1: 8.0, 2: 15.0}
+    model = CostModel(curve, 0.1, reads=curve)
+    for _ in range(20):
+        for rows in (1, 2):
+            model.observe_reads(rows, 0.0, 0.0)
+            model.observe_verify(rows, 10.0 + rows)
+    assert model.v(2) == pytest.approx(12 / 11)
+    assert model.least(2) == 1
