@@ -140,7 +140,10 @@ class AnswerShape:
     @property
     def markers(self) -> tuple[str, ...]:
         """Return the markers that must stay in the text, even those that are special tokens."""
-        own = FORMATS[self.calls].markers if self.calls else ()
+        read = {
+            name: None for name in (self.calls, self.thoughts) if name in FORMATS
+        }  # harmony's thoughts are marked so
+        own = tuple(marker for name in read for marker in FORMATS[name].markers)
         tags = THOUGHTS[self.thoughts] if self.thoughts and self.thoughts in THOUGHTS else ()
         return own + tuple(tag.removesuffix("thought") for tag in tags)
 

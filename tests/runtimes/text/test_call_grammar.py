@@ -138,6 +138,22 @@ def test_tools_that_cannot_be_written_are_refused() -> None:
             calls_grammar(AnswerShape("hermes"), tools, True, {})
 
 
+@pytest.mark.parametrize("calls", [None, "gpt-oss", "json"])
+def test_special_tokens_between_channels_are_kept_without_tools(
+    tokenizer: Tokenizer, tmp_path: Path, calls: str | None
+) -> None:
+    """Channels are told apart by special tokens, whether there are tools or not."""
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec, shape = TextCodec(tmp_path), AnswerShape(calls, "gpt-oss")
+    written = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>"
+    stream = StreamDecoder(codec, [5], markers=tuple(codec.special_ids(shape.markers)))
+    text = stream.push(codec.encode(written)) + stream.finish()
+    reader = AnswerReader(shape)
+    found = [*reader.push(text), *reader.finish()]
+    parts = {kind: "".join(one.text for one in found if one.kind == kind) for kind in ("reasoning", "text")}
+    assert parts == {"reasoning": "hm", "text": "yes"}
+
+
 def test_special_tokens_are_forced_and_kept_in_the_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """A marker that is a special token is one token of the grammar, and the stream writes it; others stay left out."""
     tokenizer.save(str(tmp_path / "tokenizer.json"))
