@@ -186,7 +186,7 @@ inline Kind kind_named(const std::string& name) {
   while (name != kKinds[kind].name) ++kind;
   return static_cast<Kind>(kind);
 }
-inline constexpr const char* kFnNames[] = {"silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"};
+inline constexpr const char* kFnNames[] = {"silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "swiglu_oai"};
 inline constexpr const char* kFormatNames[] = {"f32", "f16", "int8", "int4", "nomad1", "nomad2", "none"};
 
 // A block of 128 keys or values.

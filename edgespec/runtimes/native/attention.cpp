@@ -273,7 +273,7 @@ void Pass::merge(const Step& s, int chunk) {
   const int all = group.count * each;
   const size_t stride = size_t(all) * partial_stride(dim_);  // from split to split
   thread_local std::vector<float> weights;
-  const int padded = round_up(splits_, kTile);
+  const int padded = round_up(splits_ + 1, kTile);
   weights.resize(padded);
   alignas(64) float value[kMaxHeadDim];
   for (int i = 0; i < each; ++i) {
@@ -281,11 +281,12 @@ void Pass::merge(const Step& s, int chunk) {
     const float* values = partial(s, group, kv_head, 0) + size_t(query) * dim_;
     const float* most = partial(s, group, kv_head, 0) + size_t(all) * dim_ + query;
     for (int j = 0; j < padded; ++j) weights[j] = j < splits_ ? most[j * stride] : kHidden;
+    if (s.sinks >= 0) weights[splits_] = vector(s.sinks)[kv_head * each + i];
     float largest, sum = 0;
     k_.largest(weights.data(), 0, padded, 1, &largest);
     k_.exponentials(weights.data(), 0, padded, 1, &largest, &sum);
     std::memset(value, 0, size_t(dim_) * 4);
-    sum = 0;
+    sum = s.sinks >= 0 ? weights[splits_] : 0.f;
     for (int j = 0; j < splits_; ++j) {
       if (weights[j] == 0) continue;
       sum = fused(most[j * stride + all], weights[j], sum);

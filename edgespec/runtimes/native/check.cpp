@@ -20,7 +20,7 @@ void check_reach(const Program& program, const std::vector<Tensor>& weights, con
     if (s.positions >= 0 && static_cast<size_t>(rows.last) >= bytes(s.positions) / (size_t(s.k) * 4))
       fail("position " + std::to_string(rows.last) + " is beyond the table of positions");
     if (s.op == Op::kEmbed || s.op == Op::kBlend) {
-      const int64_t least = s.op == Op::kEmbed && program.inserted ? -rows.inserted : 0;
+      const int64_t least = program.inserted ? -rows.inserted : 0;
       for (int64_t r = 0; r < rows.count; ++r)
         if (rows.tokens[r] < least || rows.tokens[r] >= s.n)
           fail("token " + std::to_string(rows.tokens[r]) + " is outside the vocabulary");

@@ -42,7 +42,10 @@ void Pass::route(const Step& s, int row) {
     order[best] = -3e38f;
   }
   if (s.add && sum == sum) sum = chosen;  // a NaN that was not chosen stays
-  for (int j = 0; j < k; ++j) out[j] = out[j] / sum * s.scale;
+  for (int j = 0; j < k; ++j) {
+    out[j] = out[j] / sum * s.scale;
+    if (s.w >= 0) out[j] *= vector(s.w)[static_cast<int>(out[s.k + j])];
+  }
   for (int j = 0; j < s.first; ++j) {
     out[k + j] = open[n + j];
     out[s.k + k + j] = static_cast<float>(n + j);
@@ -202,12 +205,19 @@ void Pass::experts(const Step& s, int chunk) {
       if (s.kind != kP8 || s.high_alone(in_.gates)) return high;
       return {high, in_.experts->part(s.layer, expert.id, part + 3) + tile * low_bytes(k)};
     };
+    // adds the unit's part of the expert's bias to rows [n][ld] of `width` columns
+    const auto add_bias = [&](int bias, float* to, int n, int ld, int width) {
+      if (bias < 0) return;
+      const float* own = vector(bias) + (size_t(expert.id) * units + at) * width;
+      for (int i = 0; i < n; ++i) k_.add(to + size_t(i) * ld, own, width);
+    };
     for (int part = 0; part * kRowGroup < expert.count; ++part) {
       const int n = rows_in_group(expert.count, part), slot = expert.first + part * kRowGroup;
       const void* act = rows_at(slot);
       if (!first) {
-        k_.linear[s.kind](tiles_at(2, s.w, s.low, size_t(units), size_t(at)), k, act, n,
-                          results + size_t(slot) * s.k + at * kTile, s.k, kTile);
+        float* to = results + size_t(slot) * s.k + at * kTile;
+        k_.linear[s.kind](tiles_at(2, s.w, s.low, size_t(units), size_t(at)), k, act, n, to, s.k, kTile);
+        add_bias(s.bias, to, n, s.k, kTile);
         continue;
       }
       for (int t = 0; t < 2; ++t) {
@@ -215,6 +225,8 @@ void Pass::experts(const Step& s, int chunk) {
         k_.linear[s.kind](tiles_at(0, s.gate, s.gatelow, count, tile), k, act, n, &g[0][t * kTile], kBlock, kTile);
         k_.linear[s.kind](tiles_at(1, s.up, s.uplow, count, tile), k, act, n, &u[0][t * kTile], kBlock, kTile);
       }
+      add_bias(s.gatebias, g[0], n, kBlock, kBlock);
+      add_bias(s.upbias, u[0], n, kBlock, kBlock);
       k_.glu[s.fn](g[0], u[0], n * kBlock, y[0]);
       for (int i = 0; i < n; ++i) std::memcpy(mid + size_t(slot + i) * s.n + at * kBlock, y[i], kBlock * 4);
     }

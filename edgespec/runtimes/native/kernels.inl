@@ -261,7 +261,7 @@ constexpr Kernels kTable(const char* name) {
                  k_center,
                  k_quantize,
                  k_quantize_blocks,
-                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>, k_glu<relu2>, k_glu<sigmoid>},
+                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>, k_glu<relu2>, k_glu<sigmoid>, k_swiglu_oai},
                  k_xielu,
                  k_softcap,
                  k_rotate,

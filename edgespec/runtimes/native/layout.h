@@ -45,9 +45,21 @@ constexpr size_t payload_bytes(Kind kind) { return size_t(kBlock) * kTile * kKin
 constexpr size_t pairs_together(Kind kind) { return size_t(kKinds[kind].size) / kBlock; }
 constexpr size_t together_bytes(Kind kind) { return 64 + pairs_together(kind) * 2 * payload_bytes(kind); }
 
-// Activation functions: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu.  Only kXielu
-// reads numbers (kernels.h), and it has no gate.
-enum Fn : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kSigmoid = 5, kFns = 6, kXielu = 6 };
+// Activation functions: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu.  kSwigluOai
+// always has a gate (functions.inl).  Only kXielu (kernels.h) and kClamp, to a least and a most, read numbers; they
+// have no gate.
+enum Fn : int {
+  kSilu = 0,
+  kGelu = 1,
+  kGeluTanh = 2,
+  kRelu = 3,
+  kRelu2 = 4,
+  kSigmoid = 5,
+  kSwigluOai = 6,
+  kFns = 7,
+  kXielu = 7,
+  kClamp = 8
+};
 
 inline int blocks_of(int k) { return 2 * ((k + 2 * kBlock - 1) / (2 * kBlock)); }
 inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }

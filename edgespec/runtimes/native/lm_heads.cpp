@@ -38,7 +38,7 @@ void Pass::norm(const Step& s, int row) {
 
 // The token's row of a table of all layers, of which this one's part is read.
 void Pass::blend(const Step& s, int row) {
-  const size_t part = static_cast<size_t>(plan(0)[row]) * s.times + s.first, at = part * s.k;
+  const size_t part = static_cast<size_t>(std::max<int64_t>(0, plan(0)[row])) * s.times + s.first, at = part * s.k;
   float* x = floats(s.x) + size_t(row) * s.k;
   const float* base = floats(s.base) + size_t(row) * s.k;
   thread_local std::vector<float> kept;
@@ -69,6 +69,11 @@ void Pass::activate(const Step& s, int piece) {
   float* x = floats(s.x) + size_t(piece) * kPiece;
   const int64_t left = int64_t(count(s)) * s.k - int64_t(piece) * kPiece;
   const int n = static_cast<int>(std::min<int64_t>(kPiece, left));
+  if (s.fn == kClamp) {
+    const float least = vector(s.w)[0], most = vector(s.w)[1];
+    for (int i = 0; i < n; ++i) x[i] = std::max(std::min(x[i], most), least);  // in this order a NaN stays
+    return;
+  }
   s.fn == kXielu ? k_.xielu(x, n, vector(s.w)) : k_.glu[s.fn](x, ones.data(), n, x);
 }
 

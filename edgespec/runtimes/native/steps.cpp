@@ -38,9 +38,9 @@ const std::map<std::string, Real> kReals = {
 #define REAL(key, without, least) {#key, {&Step::key, least}},
 #include "steps.inl"
 };
-const std::map<std::string, Fn> kFunctions = {{"silu", kSilu},      {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
-                                              {"relu", kRelu},      {"relu2", kRelu2}, {"xielu", kXielu},
-                                              {"sigmoid", kSigmoid}};
+const std::map<std::string, Fn> kFunctions = {
+    {"silu", kSilu},   {"gelu", kGelu},       {"gelu_tanh", kGeluTanh},   {"relu", kRelu},  {"relu2", kRelu2},
+    {"xielu", kXielu}, {"sigmoid", kSigmoid}, {"swiglu_oai", kSwigluOai}, {"clamp", kClamp}};
 
 struct Field {
   std::string key, type, size, columns;  // type[size,columns]
@@ -128,9 +128,10 @@ void read(const std::string& line, const std::string& key, const std::string& va
   } else if (key == "fn") {
     const auto found = kFunctions.find(value);
     if (found == kFunctions.end())
-      fail(line, "unknown fn " + value + ": expected silu, gelu, gelu_tanh, relu, relu2, sigmoid or xielu");
+      fail(line, "unknown fn " + value +
+                     ": expected silu, gelu, gelu_tanh, relu, relu2, sigmoid, swiglu_oai, xielu or clamp");
     s.fn = found->second;
-    require(line, s.fn != kXielu || field.type == "any", "fn out of place");
+    require(line, s.fn < kFns || field.type == "any", "fn out of place");
   } else if (const auto weight = kWeights.find(key); weight != kWeights.end()) {
     s.*weight->second = integer(line, value);
   } else if (const auto buffer = kBufferKeys.find(key); buffer != kBufferKeys.end()) {

@@ -13,12 +13,13 @@
 //   activations for a matrix of the same kind; floats for c8, whose scale needs the whole row matrix[N,K]   a packed
 //   matrix, or a table of rows low[N,K]      the low plane of a matrix of kind p8, which is read if gate `plane` is on
 //   vector[N]     at least N float32 numbers table         rows by position: every pass checks its length (check.cpp)
-//   any           for kind: also the kinds of tables, r8 and r32; for fn: also xielu
+//   any           for kind: also the kinds of tables, r8 and r32; for fn: also xielu and clamp
 // Sizes are sums of products and quotients of keys and numbers.  n|k is n, or k without n; made: heads whose rows are
 // computed, with those of keys and values; tiled: dim rounded up to whole tiles; seen: one more than the last position.
 // NEED(good, what): another condition on the step s; NEED_PLANES(low): a low plane, only for p8.
 //
-// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square), sigmoid or xielu. rows: 0 =
+// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square), sigmoid, swiglu_oai (with a
+// gate alone: a clamped silu times up + 1), xielu or clamp. rows: 0 =
 // all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them already.
 // 2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
 
@@ -41,8 +42,8 @@
 
 // ---- keys: indices of weight inputs and of buffers, -1 for none; numbers: without the key, least, most --------------
 WEIGHT(w) WEIGHT(bias) WEIGHT(norm) WEIGHT(beta) WEIGHT(positions) WEIGHT(cos) WEIGHT(sin) WEIGHT(growth)
-WEIGHT(qnorm) WEIGHT(knorm) WEIGHT(vnorm) WEIGHT(gate) WEIGHT(up) WEIGHT(upbias) WEIGHT(rate)
-WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow) WEIGHT(relative) WEIGHT(axes) WEIGHT(order)
+WEIGHT(qnorm) WEIGHT(knorm) WEIGHT(vnorm) WEIGHT(gate) WEIGHT(up) WEIGHT(gatebias) WEIGHT(upbias) WEIGHT(rate)
+WEIGHT(low) WEIGHT(gatelow) WEIGHT(uplow) WEIGHT(relative) WEIGHT(axes) WEIGHT(order) WEIGHT(sinks)
 BUFFER(x) BUFFER(base) BUFFER(act) BUFFER(out) BUFFER(qx) BUFFER(kx) BUFFER(vx) BUFFER(z) BUFFER(a) BUFFER(b)
 NUMBER(n, 0, 0, kMaxWidth) NUMBER(k, 0, 0, kMaxWidth) NUMBER(at, 0, 0, kMaxWidth)
 NUMBER(rows, 0, 0, 2) NUMBER(times, 1, 1, kMaxTimes) NUMBER(first, 0, 0, kMaxTimes)
@@ -97,9 +98,10 @@ STEP(norm, Norm, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] center? eps
      NEED(s.add || s.scale == 1, "scale out of place")
      NEED(s.n ? s.at <= s.n - s.k && !s.add : !s.at, "expected at + k within n, and no add"))
 
-// In place; w: the numbers of xielu.
+// In place; w: the numbers of xielu, or the least and the most of clamp, and one more.
 STEP(activate, Activate, kPieces, "x>floats[k] k fn?=any w?=vector[3] rows?",
-     NEED((s.fn == kXielu) == (s.w >= 0), "expected w for xielu alone")
+     NEED((s.fn >= kFns) == (s.w >= 0), "expected w for xielu and clamp alone")
+     NEED(s.fn != kSwigluOai, "fn out of place")
      NEED(s.rows <= 1, "rows out of place"))
 
 // out *= fn(x [rows, k / times]), in place; each number of x applies to `times` numbers.
@@ -109,7 +111,8 @@ STEP(multiply, Multiply, kPieces, "x=floats[k/times] k fn? out>floats[k] times?"
 // x [R, times * n] (+ base [R, n]) -> out [times * R, n], where row j * R + r is part j of row r.
 STEP(split, Split, kRows, "x=floats[n*times] base?=floats[n] n times? out>floats[n]", )
 
-// In place: fn(x) * (base + scale * part `first` of the row of w of each token); bias: the parts' scales, for r8.
+// In place: fn(x) * (base + scale * part `first` of the row of w of each token); bias: the parts' scales, for r8.  A
+// token below 0 has row 0, that of padding.
 STEP(blend, Blend, kRows, "x>floats[k] base=floats[k] w=matrix[n*times,k] kind?=any n k times? first? "
      "bias?=vector[n*times] scale? fn?",
      NEED(s.first < s.times && s.k <= kMaxWidth / s.times, "expected first below times, and k of a row")
@@ -128,7 +131,8 @@ STEP(glu, Glu, kOwn, "act=acts[k] gate=matrix[n,k] up?=matrix[n,k] gatelow?=low[
      "bias?=vector[n] upbias?=vector[n] kind? n k out>next[n] fn?",
      NEED_PLANES(s.gatelow)
      NEED((s.kind == kP8 && s.up >= 0) == (s.uplow >= 0), "expected a low plane for p8 alone")
-     NEED(s.up >= 0 || s.upbias < 0, "upbias without up"))
+     NEED(s.up >= 0 || s.upbias < 0, "upbias without up")
+     NEED(s.up >= 0 || s.fn != kSwigluOai, "fn out of place"))
 
 // An LM head: rows first * R to (first + times) * R of the output are (y + bias) * scale, as cap * tanh(that / cap) if
 // there is a cap.
@@ -138,16 +142,17 @@ STEP(logits, Logits, kOwn, "act=acts[k] w=matrix[n,k] low?=low[n,k] plane? kind?
 
 // The best k - first of the softmax of x [rows, n - first], or fn=sigmoid, times scale, add: over their sum; the last
 // first ones always, by their sigmoid -> [rows, 2 k], weights and then numbers.  bias: added to what they are chosen
-// by, not to weights.
-STEP(route, Route, kRows, "x=floats[n] n k out>floats[2*k] add? scale? first? fn? bias?=vector[n-first]",
+// by, not to weights; w: a factor of each expert's weight.
+STEP(route, Route, kRows, "x=floats[n] n k out>floats[2*k] add? scale? first? fn? bias?=vector[n-first] w?=vector[n-first]",
      NEED(s.k <= s.n && s.n <= kMaxTimes, "expected k of n, at most 1024")
      NEED(s.first < s.k, "expected first below k")
      NEED(s.fn == kSilu || s.fn == kSigmoid, "fn out of place"))
 
-// For the experts that route chose just before (x, heads of times): w (fn(gate) * up), weighted.
+// For the experts that route chose just before (x, heads of times): w (fn(gate) * up), weighted.  gatebias, upbias, bias:
+// added to each product.
 STEP(experts, Experts, kOwn, "act=acts[k] x=floats[2*heads] gate=matrix[times*n,k] up=matrix[times*n,k] "
      "w=matrix[times*k,n] gatelow?=low[times*n,k] uplow?=low[times*n,k] low?=low[times*k,n] plane? kind? n k times? "
-     "heads fn? out>floats[k] add?",
+     "gatebias?=vector[times*n] upbias?=vector[times*n] bias?=vector[times*k] heads fn? out>floats[k] add?",
      NEED_PLANES(s.gatelow) NEED_PLANES(s.uplow) NEED_PLANES(s.low)
      NEED(s.n % kBlock == 0 && s.k % kTile == 0, "expected n and k of whole tiles")
      NEED(s.heads <= s.times, "expected heads of times"))
@@ -176,9 +181,9 @@ STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*til
 // -> floats; window: of what a row at position p sees, positions from p - window + 1 on only, 0: all; after: and up to
 // p + after only, 0: all; cap: scores are cap * tanh(score / cap); relative: what is added to the score of a key d
 // positions on from the row, for each head n numbers, of which that one is number at + d, or else the first or the last;
-// memory: all that the row sees of its one.
+// memory: all that the row sees of its one; sinks: of each head a score that counts in the softmax, without a value.
 STEP(attend, Attend, kOwn, "out>floats[heads*dim] layer? heads kv dim window? after? cap? relative?=vector[heads*n] n? "
-     "at? memory?",
+     "at? memory? sinks?=vector[heads]",
      NEED((s.relative >= 0) == (s.n > 0) && s.at <= std::max(0, s.n - 1), "expected relative with n, and at within n")
      NEED(!s.after || s.window, "expected after with a window")
      NEED(!s.memory || (!s.window && s.relative < 0), "expected neither a window nor relative for a memory"))

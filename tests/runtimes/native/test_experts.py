@@ -32,8 +32,13 @@ def parts() -> tuple[Floats, Floats, dict[str, Floats]]:
     return table, router, matrices
 
 
-def run(folder: Path, kind: Kind, tokens: list[int], spoilt: int | None = None) -> NDArray[np.float32]:
-    """Run ``tokens`` through one mixture; return the stream [n, hidden]. The matrices of expert ``spoilt`` are NaN."""
+def run(
+    folder: Path, kind: Kind, tokens: list[int], spoilt: int | None = None, biased: dict[str, Floats] | None = None
+) -> NDArray[np.float32]:
+    """Run ``tokens`` through one mixture; return the stream [n, hidden]. The matrices of expert ``spoilt`` are NaN.
+
+    ``biased``: vectors of the router, of each product and of the weights of experts, as gpt-oss and Gemma 4 have them.
+    """
     table, router, matrices = parts()
     weights = Weights()
     ids = {}
@@ -42,16 +47,22 @@ def run(folder: Path, kind: Kind, tokens: list[int], spoilt: int | None = None) 
         packed = weights.arrays[ids[name]].reshape(EXPERTS, -1)
         if spoilt is not None:
             packed[spoilt] = np.full(packed.shape[1] // 4, np.nan, np.float32).view(packed.dtype)
+    given = {name: weights.vector(value) for name, value in (biased or {}).items()}
+    more = {"route": "", "experts": ""} if biased is None else {
+        "route": f"w={given['factors']}",
+        "experts": f"fn=swiglu_oai gatebias={given['gate']} upbias={given['up']} bias={given['w']}",
+    }  # fmt: skip
     lines = [
         *(f"floats {id} {width}" for id, width in enumerate((HIDDEN, EXPERTS, 2 * CHOSEN))),
         f"acts 0 {HIDDEN}", f"acts 1 {HIDDEN}",
         f"embed w={weights.vector(table)} kind=r32 n={VOCAB} k={HIDDEN} out=0",
         f"quantize x=0 norm=-1 k={HIDDEN} kind=f32 out=0",
-        f"linear act=0 w={weights.matrix(router)} kind=f32 n={EXPERTS} k={HIDDEN} bias=-1 out=1 add=0",
+        f"linear act=0 w={weights.matrix(router)} kind=f32 n={EXPERTS} k={HIDDEN} "
+        f"bias={given.get('router', -1)} out=1 add=0",
         f"quantize x=0 norm=-1 k={HIDDEN} kind={kind} out=1",
-        f"route x=1 n={EXPERTS} k={CHOSEN} out=2 add=1 scale=0.5",
+        f"route x=1 n={EXPERTS} k={CHOSEN} out=2 add=1 scale=0.5 {more['route']}",
         f"experts act=1 x=2 gate={ids['gate']} up={ids['up']} w={ids['w']} kind={kind} n={INNER} k={HIDDEN} "
-        f"times={EXPERTS} heads={CHOSEN} out=0 add=1",
+        f"times={EXPERTS} heads={CHOSEN} out=0 add=1 {more['experts']}",
         f"store x=0 k={HIDDEN}",
     ]  # fmt: skip
     node = Node(folder, "\n".join(lines), weights, HIDDEN)
@@ -82,3 +93,30 @@ def test_rows_have_the_same_bits_in_any_pass_and_other_experts_are_not_read(tmp_
         np.testing.assert_array_equal(run(tmp_path / str(at), kind, TOKENS[at : at + 1])[0], whole[at])
     np.testing.assert_array_equal(run(tmp_path / "part", kind, TOKENS[3:9]), whole[3:9])
     np.testing.assert_array_equal(run(tmp_path / "spoilt", kind, TOKENS, NEVER), whole)
+
+
+def test_a_mixture_with_biases_is_numpys(tmp_path: Path) -> None:
+    table, router, matrices = parts()
+    biased = {"gate": random(EXPERTS * INNER, seed=11) * 4, "up": random(EXPERTS * INNER, seed=12) * 4,
+              "w": random(EXPERTS * HIDDEN, seed=13), "router": random(EXPERTS, seed=14),
+              "factors": random(EXPERTS, seed=15)}  # fmt: skip
+    x = table[TOKENS].astype(np.float64)
+    chance = np.exp(x @ router.T + biased["router"])
+    chosen = np.argsort(-chance, -1, "stable")[:, :CHOSEN]
+    expected, clamped = x.copy(), 0
+    for row, experts in enumerate(chosen):
+        for expert in experts:
+            gate, up, down = (np.split(matrices[name], EXPERTS)[expert] for name in ("gate", "up", "w"))
+            own = {name: np.split(biased[name], EXPERTS)[expert] for name in ("gate", "up", "w")}
+            g, u = gate @ x[row] + own["gate"], up @ x[row] + own["up"]
+            clamped += int((g > 7).sum() + (np.abs(u) > 7).sum())
+            g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+            made = down @ (g / (1 + np.exp(-1.702 * g)) * (u + 1)) + own["w"]
+            expected[row] += 0.5 * chance[row, expert] / chance[row, experts].sum() * biased["factors"][expert] * made
+    assert clamped > 50
+    whole = run(tmp_path / "whole", "f32", TOKENS, biased=biased)
+    np.testing.assert_allclose(whole, expected, atol=1e-4 * np.abs(expected).max())
+    kinds: tuple[Kind, ...] = ("f32", "q8")
+    for kind in kinds:
+        many = run(tmp_path / kind, kind, TOKENS, biased=biased)
+        np.testing.assert_array_equal(run(tmp_path / f"{kind} 1", kind, TOKENS[7:8], biased=biased)[0], many[7])

@@ -94,6 +94,8 @@ BOUNDS = {
     "relu2_below": 0,
     "sigmoid": 5e-7,
     "sigmoid_below": 5e-7,  # absolute, x <= 0
+    "swiglu_oai": 1e-6,
+    "swiglu_oai_below": 1e-6,  # absolute, x <= 0
     "decays": 1e-6,  # absolute
     "delta": 1e-6,  # of the sum of what is added up
     "xielu": 1e-6,  # of the larger of x and the result

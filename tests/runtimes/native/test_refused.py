@@ -53,10 +53,14 @@ def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("fn=gelu", "fn=swish", "unknown fn swish: expected silu, gelu, gelu_tanh, relu, relu2, sigmoid or xielu"),
+        (
+            "fn=gelu",
+            "fn=swish",
+            "unknown fn swish: expected silu, gelu, gelu_tanh, relu, relu2, sigmoid, swiglu_oai, xielu or clamp",
+        ),
         ("fn=gelu rows=0", "fn=gelu rows=2", "rows out of place"),
-        ("fn=gelu rows=0", "fn=xielu", "expected w for xielu alone"),
-        ("fn=gelu rows=0", "fn=relu2 w=2", "expected w for xielu alone"),
+        ("fn=gelu rows=0", "fn=xielu", "expected w for xielu and clamp alone"),
+        ("fn=gelu rows=0", "fn=relu2 w=2", "expected w for xielu and clamp alone"),
         ("store x=1", "convolve x=1 k=32 length=3 w=2 out=0", "no such buffer, or too narrow"),
         ("store x=1", "convolve x=1 k=8 length=1 w=2 out=0", "expected length of 2 to 16"),
         ("store x=1", "convolve x=1 k=8 length=3 out=0", "expected w"),

@@ -27,10 +27,17 @@ def width_of(heads: int, kv: int, dim: int) -> int:
 
 
 def program_of(
-    weights: Weights, shape: tuple[int, int, int], window: int, cap: float, scale: float, after: int = 0
+    weights: Weights,
+    shape: tuple[int, int, int],
+    window: int,
+    cap: float,
+    scale: float,
+    after: int = 0,
+    sinks: Floats | None = None,
 ) -> str:
     """Write the steps of nothing but attention: hidden_in [n, q | k | v] -> logits [n, heads * dim]."""
     heads, kv_heads, dim = shape
+    sink = -1 if sinks is None else weights.vector(sinks)
     width, steps = width_of(*shape), []
     eye, at = np.eye(width, dtype=np.float32), 0
     for number, n in enumerate((heads * dim, kv_heads * dim, kv_heads * dim)):
@@ -45,7 +52,8 @@ def program_of(
             f"acts 0 {width}\nacts 1 {n}\nload out=0 k={width}\nquantize x=0 k={width} kind=f32 out=0",
             *steps,
             f"heads qx=1 kx=2 vx=3 dim={dim} heads={heads} kv={kv_heads} layer=0 scale={scale}",
-            f"attend out=4 layer=0 heads={heads} kv={kv_heads} dim={dim} window={window} after={after} cap={cap}",
+            f"attend out=4 layer=0 heads={heads} kv={kv_heads} dim={dim} window={window} after={after} cap={cap} "
+            f"sinks={sink}",
             f"quantize x=4 k={n} kind=f32 out=1 rows=1\nlogits act=1 w={last} kind=f32 n={n} k={n}",
         ]
     )
@@ -60,19 +68,21 @@ def attention(
     shape: tuple[int, int, int] = (HEADS, KV, DIM),
     scale: float = 1.0,
     tokens: int = 1024,
+    sinks: Floats | None = None,
     **more: Any,
 ) -> Node:
     """Make a node of nothing but attention in ``folder``; ``more``: of ``Node`` and its cache."""
     weights = Weights()
-    program = program_of(weights, shape, window, cap, scale, after)
+    program = program_of(weights, shape, window, cap, scale, after, sinks)
     return Node(folder, program, weights, width_of(*shape), head=shape[1:], tokens=tokens, **more)
 
 
 class Expected:
     """Attention in numpy: every row sees the tokens before its root, its ancestors and itself, by their positions."""
 
-    def __init__(self, window: int = 0, cap: float = 0, scale: float = 1.0) -> None:
+    def __init__(self, window: int = 0, cap: float = 0, scale: float = 1.0, sinks: Floats | None = None) -> None:
         self.window, self.cap, self.scale = window, cap, scale
+        self.sinks = np.full(HEADS, -np.inf) if sinks is None else sinks.astype(np.float64)
         self.keys: dict[tuple[int, int], NDArray[np.float64]] = {}  # (slot, place) -> [kv, 2, dim]
 
     def run(self, rows: Rows, x: Floats) -> NDArray[np.float64]:  # [n, q | k | v] -> [n, heads * dim]
@@ -94,8 +104,10 @@ class Expected:
         scores = np.einsum("hd,thd->ht", q, k) * self.scale
         if self.cap:
             scores = self.cap * np.tanh(scores / self.cap)
-        p = np.exp(scores - scores.max(1, keepdims=True))
-        out: NDArray[np.float64] = np.einsum("ht,thd->hd", p / p.sum(1, keepdims=True), v).reshape(-1)
+        most = np.maximum(scores.max(1), self.sinks)[:, None]
+        p = np.exp(scores - most)
+        share = p / (p.sum(1, keepdims=True) + np.exp(self.sinks[:, None] - most))
+        out: NDArray[np.float64] = np.einsum("ht,thd->hd", share, v).reshape(-1)
         return out
 
 
@@ -134,6 +146,18 @@ def test_caps_of_chains(tmp_path: Path, window: int, cap: float) -> None:
     found = fill(attention(tmp_path, window=window, cap=cap, scale=0.8), x, [1, 128, 3, 17, 64])
     close(found, Expected(window, cap, 0.8).run(Rows.chain(400), x))
     assert np.abs(found - Expected(window, 0, 0.8).run(Rows.chain(400), x)).max() > 0.01
+
+
+@pytest.mark.parametrize("window, scale", [(0, 0.4), (0, 0.02), (3, 0.4), (300, 0.02)])
+def test_sinks_count_in_the_softmax_alone(tmp_path: Path, window: int, scale: float) -> None:
+    """Each head has a score without a value: from far below all others to far above."""
+    n, sinks = 560, np.linspace(-90, 30, HEADS, dtype=np.float32)
+    x, sinks[:2] = text(n), (0.5, -1)
+    found = fill(attention(tmp_path, window=window, scale=scale, sinks=sinks), x, [1, 128, 3, 17, 64])
+    close(found, Expected(window, scale=scale, sinks=sinks).run(Rows.chain(n), x))
+    assert np.abs(found - Expected(window, scale=scale).run(Rows.chain(n), x)).max() > 0.1
+    node = attention(tmp_path, window=window, scale=scale, sinks=sinks, threads=2)
+    np.testing.assert_array_equal(fill(node, x, [40, 3]), found)
 
 
 @pytest.mark.parametrize("window, after", [(2, 1), (5, 64), (65, 64), (128, 127), (129, 3), (300, 200), (9, 690)])
