@@ -41,6 +41,7 @@ CASES = {
     if (config.get("num_hidden_layers") or config["n_layer"]) > 2
 }
 CASES["granitemoehybrid with state spaces"] = "granite_hybrid_experts"
+CASES["gemma4_text with experts"] = "gemma4_experts"
 METHODS = {
     kind: (*ALWAYS, *(IN_TURN if kind in ALL else (IN_TURN[at % len(IN_TURN)],)))
     for at, kind in enumerate(sorted(CASES))

@@ -47,8 +47,8 @@ SEEDS = {name: case.seed for name, case in CASES.items()}
 DTYPES = {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """The context of an export, if it is not the model's own limit."""
-_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "lfm2_moe", "lfm3", "olmo_hybrid", "olmoe", "qwen3_5_moe_text",
-                "qwen3_5_text", "qwen3_moe", "qwen3_next")  # fmt: skip
+_NATIVE_ONLY = ("gemma4_text", "gpt_oss", "granitemoe", "lfm2", "lfm2_moe", "lfm3", "mellum", "olmo_hybrid", "olmoe",
+                "granite_swa", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next")  # fmt: skip
 NATIVE_ONLY = {
     name
     for name, config in CONFIGS.items()
@@ -120,12 +120,9 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
             values = {"beta": 0.5, "eps": -1e-6}.get(kind, 0.3 + 0.5 * noise) * np.ones(shape)
         elif len(shape) == 3 and "conv" not in module:  # matrices of all experts
             values = (2.5 if "down" in kind or "output" in module else 1.0) * boost / math.sqrt(shape[2]) * noise
-        elif kind == "expert_bias":
-            values = 0.2 * noise
-        elif kind == "layer_scalar":
-            values = 0.8 + 0.1 * noise
-        elif kind == "bias":
-            values = 0.3 * noise
+        elif kind in _OTHERS:  # of all experts some gates are above the clamp of gpt_oss
+            middle, spread = _OTHERS[kind]
+            values = middle + spread * noise
         elif module in ("linear_attn", "mamba"):  # A_log, D and dt_bias: states that are forgotten slowly
             values = 0.7 * noise - (2.0 if kind == "A_log" else 0.0)
         elif "norm" in module or module.startswith("ln_"):
@@ -139,6 +136,11 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
     return made
 
 
+_OTHERS = {
+    "gate_up_proj_bias": (0.0, 3.0), "down_proj_bias": (0.0, 0.3), "sinks": (1.0, 1.0), "scale": (8.0, 1.2),
+    "per_expert_scale": (1.0, 0.15), "expert_bias": (0.0, 0.2), "layer_scalar": (0.8, 0.1), "bias": (0.0, 0.3),
+}  # fmt: skip
+"""Middles and spreads of what is no matrix, by the end of its name."""
 _OUTER = ("embed_tokens", "embed_tokens_per_layer", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
 _POST_NORMS = tuple(f"post_{name}" for name in ("attention_layernorm", "feedforward_layernorm", "self_attn_layernorm",
                                                     "mlp_layernorm", "operator_norm", "ffn_norm"))  # fmt: skip

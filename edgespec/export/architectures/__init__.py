@@ -5,7 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llama, olmo, qwen, seq2seq, t5, whisper  # noqa: F401 (register)
+from edgespec.export.architectures import (  # noqa: F401 (register)
+    gemma,
+    gemma4,
+    gpt,
+    gpt_oss,
+    granite,
+    lfm,
+    llama,
+    olmo,
+    qwen,
+    seq2seq,
+    t5,
+    whisper,
+)
 from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.encoders import ENCODERS
@@ -20,6 +33,7 @@ __all__ = ["ARCHITECTURES", "ENCODERS", "Architecture", "VERIFIED", "architectur
            "open_text_encoder"]  # fmt: skip
 
 TEXT_HALVES = {
+    "gemma4_unified_text": "gemma4_text",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_asr_text": "qwen3",

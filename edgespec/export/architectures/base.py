@@ -329,8 +329,10 @@ class Architecture(Decoder):
 
     def window(self, layer: int) -> int:
         """Positions that a layer's rows see; 0 = all of the context."""
-        size = self.settings.optional("sliding_window")
-        return size if size and self.slides(layer) and size < self.facts.context else 0
+        if not self.slides(layer) or not self.settings.get("sliding_window"):  # Qwen2's mixtures say 0 for none
+            return 0
+        size = self.settings.integer("sliding_window")
+        return size if size < self.facts.context else 0
 
     def slides(self, layer: int) -> bool:
         """Whether a layer has a sliding window."""

@@ -64,6 +64,7 @@ class Experts(Part):
 
     size: str = "intermediate_size"  # the key of an expert's width
     count: str = "num_experts"  # the key of how many there are
+    chosen: str = "num_experts_per_tok"  # the key of how many a row is sent to
     # names of a router's matrix, below a layer, of which a checkpoint has one
     routers: tuple[str, ...] = ("mlp.gate.weight",)
     # names of gate and up of all experts as one tensor, and of down
@@ -87,7 +88,7 @@ class Experts(Part):
         if not layers:
             return {}
         count, inner = settings.integer(self.count), settings.integer(self.size)
-        chosen = settings.integer("num_experts_per_tok")
+        chosen = settings.integer(self.chosen)
         size = settings.integer(self.shared[1]) if self.shared[1] else 0
         always = size // inner
         if inner % 32 or hidden % 32 or chosen > count or count + always > 1024 or size % inner:
@@ -100,14 +101,17 @@ class Experts(Part):
         return {"experts": facts}
 
     def run(self, arch: Architecture, ops: Ops, h: Value, layer: int) -> Value:
+        return ops.experts(h, self.rule(arch, layer), arch.activation)
+
+    def rule(self, arch: Architecture, layer: int) -> ExpertsRule:
+        """Say how a layer mixes experts."""
         at, mixed = f"{LAYERS}.{layer}.mlp", arch.facts.experts
         assert mixed is not None
         gate, up, down = (f"{at}.experts.{part}.weight" for part in ("gate", "up", "down"))
         bias = f"{LAYERS}.{layer}.{self.bias[0]}" if arch.on(self.bias[1]) else None
         scale = arch.settings.number(self.scale, 1.0) if self.scale else 1.0
-        rule = ExpertsRule(f"{at}.router.weight", gate, up, down, arch.on(self.normed), scale, mixed.always,
+        return ExpertsRule(f"{at}.router.weight", gate, up, down, arch.on(self.normed), scale, mixed.always,
                            self.sigmoid, bias)  # fmt: skip
-        return ops.experts(h, rule, arch.activation)
 
     def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
         facts, hidden, found = arch.facts.experts, arch.facts.hidden, dict[str, Extra]()

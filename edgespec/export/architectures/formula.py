@@ -59,7 +59,7 @@ class Decoder(ABC):
     output_gate: ClassVar[Switch] = False  # attention is multiplied by the sigmoid of a projection (GATE) of its input
     gated_mlp: bool = True  # activation(gate) * up, not only activation(up)
     states: ClassVar[Part | None] = None  # replaces attention in ``facts.convolutions``
-    experts: ClassVar[Part | None] = None  # replaces the MLP in ``facts.experts.layers``
+    experts: Part | None = None  # replaces the MLP in ``facts.experts.layers``
     both_ways: bool = False  # rows see each other: it is an encoder, which ends in rows (``Ops.encoded``)
     inserts: int = 0  # columns of rows without a token's embedding, as an image's; 0 = none
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
+from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture, known
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.formula import LAYERS
 from edgespec.export.architectures.ops import Ops, Value
-from edgespec.export.architectures.rules import LogitsRule
+from edgespec.export.architectures.rope import Rotary
+from edgespec.export.architectures.rules import AttentionRule, LogitsRule
 from edgespec.export.architectures.states import StateSpaces
 from edgespec.export.source.derived import Extra, affine, original
 from edgespec.export.source.source import Checkpoint
@@ -52,6 +56,41 @@ class Granite(Architecture):
                     stored = f"{LAYERS}.{layer}.{self.layer_names.get(module, module)}.{kind}"
                     found[name] = affine(found.get(name, original(source, stored)), scale=times)
         return found
+
+
+@known("granite_swa", "granite-swash-2b", "as granite; sinks of attention, windows in three of four layers")
+class GraniteSwa(Granite):
+    """Granite with windows and sinks; a layer has positions or none."""
+
+    epsilon = ("rms_norm_eps", 1e-5)
+    tied_by_default = True
+
+    def slides(self, layer: int) -> bool:
+        return super().slides(layer) if self.layer_types else layer % 4 > 0
+
+    def rotations(self) -> dict[str, Rotary]:
+        bases = sorted({float(theta) for theta in self._bases if theta})
+        if len(bases) > 1:
+            raise UnsupportedModel(f"{self.settings.file}: layer_rope_theta {bases}: expected one base, or 0")
+        found = super().rotations()
+        if bases:
+            found["rope"] = replace(found["rope"], parameters={**found["rope"].parameters, "rope_theta": bases[0]})
+        return found
+
+    @property
+    def _bases(self) -> list[float]:
+        """Return the base of each layer's angles, 0 = none, where config.json says it for each."""
+        found = self.settings.get("layer_rope_theta", [])
+        good = isinstance(found, list) and all(type(base) in (int, float) and 0 <= base < math.inf for base in found)
+        if not good or len(found) not in (0, self.facts.layers):
+            raise ExportError(f"{self.settings.file}: expected layer_rope_theta to be a number for each layer")
+        return found
+
+    def rotary(self, layer: int) -> str | None:
+        return super().rotary(layer) if not self._bases or self._bases[layer] else None
+
+    def rule(self, layer: int) -> AttentionRule:
+        return replace(super().rule(layer), sinks=f"{LAYERS}.{layer}.self_attn.sinks")
 
 
 @known("granitemoe", "granite-3.1-1b-a400m-instruct", "as granite, with mixtures of experts; native operators only")

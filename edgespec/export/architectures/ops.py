@@ -26,7 +26,7 @@ Kind = Literal["attention", "memory", "mlp", "embedding"]
 """Kind of a sub-layer; "memory": attention over an encoder's rows, which is left out only together with "attention"."""
 OF_EACH_LAYER = "layers that share keys and values, or have embeddings of their own"
 OVER_ROWS, BLOCKS = "attention over an encoder's rows", "drafts of whole blocks"
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai", "clamp"]
 
 
 class Value(NamedTuple):
@@ -143,16 +143,24 @@ class Ops:
         return self.add("sigmoid_gate", "gates on the output of attention", x=x, gate=gate)
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
-        """Compute activation(gate) * up."""
+        """Compute activation(gate) * up; of ``swiglu_oai`` see ``source.activations``."""
         return self.add("gated", gate=gate, up=up, activation=activation)
 
     def activate(self, x: Value, activation: Activation, numbers: str | None = None) -> Value:
-        """Compute activation(x); ``numbers`` [3]: those of ``xielu``."""
+        """Compute activation(x); ``numbers`` [3]: those of ``xielu``, or of ``clamp`` least, most and 0."""
         return self.add("activate", x=x, activation=activation, numbers=numbers)
 
-    def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
-        """Compute the weighted sum of a row's experts: down(activation(gate h) * up h), [1, T, hidden]."""
-        return self.add("experts", "mixtures of experts", h=h, rule=rule, activation=activation)
+    def experts(self, h: Value, rule: ExpertsRule, activation: Activation, by: Value | None = None) -> Value:
+        """Compute the weighted sum of a row's experts: down(activation(gate h) * up h), [1, T, hidden].
+
+        Args:
+            by: what the router reads instead of ``h``.
+        """
+        return self.add("experts", "mixtures of experts", h=h, rule=rule, activation=activation, by=by)
+
+    def sum(self, x: Value, y: Value) -> Value:
+        """Add two norms, [1, T, hidden] each."""
+        return self.add("sum", "sums of norms", x=x, y=y)
 
     def layer_embedding(self, gate: Value, base: Value, rule: LayerEmbedding, activation: Activation) -> Value:
         """Compute activation(gate) * (base + the ids' rows of the layer), [1, T, width] each."""

@@ -9,6 +9,7 @@ import numpy as np
 from edgespec.export.architectures.base import Architecture, known
 from edgespec.export.architectures.experts import Experts
 from edgespec.export.architectures.formula import ATTENTION, GATE, LAYERS, QKV
+from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.states import DeltaRules, FusedDeltaRules
 from edgespec.export.source.derived import Extra, original, rows_of
 from edgespec.export.source.source import Checkpoint
@@ -58,6 +59,28 @@ class Qwen3Moe(Architecture):
 
 
 @known(
+    "mellum",
+    "Mellum2-12B-A2.5B-Base",
+    "as qwen3_moe; local and global layers with a rotation each; native operators only",
+)
+class Mellum(Qwen3Moe):
+    """Mellum 2: Qwen3's mixture with OLMo 3's rotations."""
+
+    experts = Experts(size="moe_intermediate_size", normed=("norm_topk_prob", True))
+
+    def is_moe_layer(self, layer: int) -> bool:
+        kinds = self.settings.each("mlp_layer_types", self.facts.layers, ("dense", "sparse"))
+        return kinds is None or kinds[layer] == "sparse"
+
+    def slides(self, layer: int) -> bool:
+        return Architecture.slides(self, layer)
+
+    def rotations(self) -> dict[str, Rotary]:
+        full = self.rotation("full_attention", 500_000.0, scaled=True)
+        return {"rope": full, "rope_local": self.rotation("sliding_attention", 10_000.0, scaled=False)}
+
+
+@known(
     "qwen3_5_text",
     "Qwen3.5-0.8B, Qwen3.5-2B, Qwen3.5-4B",
     "gated delta rules in three of four layers, gated attention in the others; native operators only",
@@ -104,6 +127,25 @@ class Qwen35Moe(Qwen35):
         shared_gate="mlp.shared_expert_gate.weight",
         normed=("norm_topk_prob", True),
     )
+
+
+@known(
+    "qwen2_moe",
+    "Qwen1.5-MoE-A2.7B-Chat",
+    "as qwen2, with mixtures of experts and a shared expert; native operators only",
+)
+class Qwen2Moe(Qwen2):
+    """Qwen2 with mixtures of experts: one more expert gets every row, through a gate."""
+
+    biases = {"self_attn.o": False, "self_attn": ("qkv_bias", True)}
+    experts = Experts(
+        size="moe_intermediate_size",
+        shared=("mlp.shared_expert", "shared_expert_intermediate_size"),
+        shared_gate="mlp.shared_expert_gate.weight",
+    )
+
+    def is_moe_layer(self, layer: int) -> bool:
+        return sparse(self, layer)
 
 
 @known("qwen3_next", "Qwen3-Next-80B-A3B-Instruct", "as qwen3_5_moe_text; native operators only")

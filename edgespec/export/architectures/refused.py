@@ -24,8 +24,8 @@ SEQUENCES = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5
 REFUSED: dict[str, tuple[str, ...]] = {
     "mixtures of experts": (
         "afmoe", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe",
-        "flex_olmo", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoeshared", "hunyuan_v1_moe", "jetmoe",
-        "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax_m2", "mixtral", "phimoe", "qwen2_moe",
+        "flex_olmo", "glm4_moe", "glm4_moe_lite", "granitemoeshared", "hunyuan_v1_moe", "jetmoe",
+        "llama4_text", "longcat_flash", "mimo_v2_flash", "minimax_m2", "mixtral", "phimoe",
     ),
     "recurrent states (state spaces, delta rules, linear attention)": (
         "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "minimax", "nemotron_h",

@@ -78,6 +78,7 @@ class AttentionRule:
         dim: size of a head; 0 = the model's.
         gives: later layers read this layer's keys and values.
         relative: a bias of scores by distance.
+        sinks: a vector [heads]: of each head a score that counts in the softmax, without a value (arXiv 2309.17453).
     """
 
     layer: int
@@ -93,6 +94,7 @@ class AttentionRule:
     gives: bool = False
     relative: RelativeRule | None = None
     after: int = 0
+    sinks: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,10 @@ class ExpertsRule:
         always: this many of the last experts get every row, by the sigmoid of their score, neither normed nor scaled.
         sigmoid: probabilities are sigmoids of scores instead of their softmax.
         bias: [experts - always], added to probabilities when the best are chosen; not to weights.
+        router_bias: [experts], added to scores.
+        factors: [experts - always], what the weight of each is multiplied by in the end.
+        gate_bias, up_bias: [experts * inner], added to the products.
+        down_bias: [experts * hidden], the same.
     """
 
     router: str
@@ -174,6 +180,16 @@ class ExpertsRule:
     always: int = 0
     sigmoid: bool = False
     bias: str | None = None
+    router_bias: str | None = None
+    gate_bias: str | None = None
+    up_bias: str | None = None
+    down_bias: str | None = None
+    factors: str | None = None
+
+    @property
+    def vectors(self) -> tuple[str | None, ...]:
+        """Return the names of its vectors."""
+        return self.bias, self.router_bias, self.gate_bias, self.up_bias, self.down_bias, self.factors
 
 
 @dataclass(frozen=True)

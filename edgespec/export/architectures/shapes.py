@@ -34,13 +34,14 @@ class Shapes(Pass[int]):
     handled_fields: ClassVar[dict[type, str]] = {
         Linear: "weight bias",
         Norm: "weight bias centered",
-        AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms v_norm dim gives relative after",
+        AttentionRule: "layer scale rotary window cap q_norm k_norm late_norms v_norm dim gives relative after sinks",
         RelativeRule: "table distance both_ways",
         MemoryRule: "layer scale",
         ConvolutionRule: "layer taps bias length",
         DeltaRule: "layer taps bias rate norm skip taps_bias times eps",
         LayerEmbedding: "table layer layers width scale",
-        ExpertsRule: "router gate up down normed scale always sigmoid bias",
+        ExpertsRule: "router gate up down normed scale always sigmoid bias router_bias gate_bias up_bias "
+        "down_bias factors",
     }
 
     def __init__(self, facts: ModelFacts, width: Callable[[str], int | None]) -> None:
@@ -84,6 +85,7 @@ class Shapes(Pass[int]):
                 self.norm(rule.dim or self.facts.head_dim, norm)
         if rule.relative is not None:
             self._vectors(self.facts.heads * rule.relative.size, rule.relative.table)
+        self._vectors(self.facts.heads, rule.sinks)
         return q
 
     def append(self, q: int, k: int, v: int, rule: AttentionRule) -> None:
@@ -132,13 +134,19 @@ class Shapes(Pass[int]):
         self._vectors(3, numbers)
         return x
 
-    def experts(self, h: int, rule: ExpertsRule, activation: Activation) -> int:
+    def sum(self, x: int, y: int) -> int:
+        return x
+
+    def experts(self, h: int, rule: ExpertsRule, activation: Activation, by: int | None = None) -> int:
         facts = self.facts.experts
         assert facts is not None
         self.found[rule.router] = facts.count, h
         self.found |= dict.fromkeys((rule.gate, rule.up), (facts.count * facts.inner, h))
         self.found[rule.down] = facts.count * h, facts.inner
-        self._vectors(facts.count - rule.always, rule.bias)
+        self._vectors(facts.count - rule.always, rule.bias, rule.factors)
+        self._vectors(facts.count, rule.router_bias)
+        self._vectors(facts.count * facts.inner, rule.gate_bias, rule.up_bias)
+        self._vectors(facts.count * h, rule.down_bias)
         return h
 
     def layer_embedding(self, gate: int, base: int, rule: LayerEmbedding, activation: Activation) -> int:

@@ -60,7 +60,7 @@ class NativeOps(Waiting, Pass[Value]):
 
     handled_fields: ClassVar[dict[type, str]] = Shapes.handled_fields | {
         AttentionRule: "layer scale rotary window cap q_norm.weight k_norm.weight v_norm.weight late_norms dim gives "
-        "relative after"
+        "relative after sinks"
     }
 
     def __init__(self, plan: NativePlan) -> None:
@@ -160,9 +160,11 @@ class NativeOps(Waiting, Pass[Value]):
         self._norm(LazyNorm(self._as_floats(x, self._buffer(x)), norm), out, add=1, scale=scale)
         return out
 
-    def add_experts(self, to: Value, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
+    def add_experts(
+        self, to: Value, h: Value, rule: ExpertsRule, activation: Activation, by: Value | None = None
+    ) -> Value:
         out = self._as_floats(to, "x")
-        self._mix(LazyExperts(h, rule, activation), out, add=True)
+        self._mix(LazyExperts(h, rule, activation, by), out, add=True)
         return out
 
     def encoded(self, x: Value, norm: Norm | None) -> Value:
@@ -188,7 +190,7 @@ class NativeOps(Waiting, Pass[Value]):
 
     def token_embeddings(self, weight: str, scale: float) -> Value:
         out = self.program.floats("embedded", self.arch.facts.hidden)
-        self._look_up(weight, out, {"scale": float(scale)})
+        self._begin(weight, out, {"scale": float(scale)})
         return out
 
     def norm(self, x: Value, norm: Norm) -> Value:
@@ -218,7 +220,7 @@ class NativeOps(Waiting, Pass[Value]):
         by_place = {} if near is None else {"relative": program.vector(near.table), "n": near.size, "at": near.distance}
         seen = {"window": rule.window or None, "after": rule.after or None}
         program.step("attend", layer=self._layer(rule), heads=facts.heads, kv=facts.kv_heads, dim=dim, out=out.id,
-                     cap=float(rule.cap) or None, **seen, **by_place)  # fmt: skip
+                     cap=float(rule.cap) or None, sinks=program.vector(rule.sinks), **seen, **by_place)  # fmt: skip
         return out
 
     def convolution(self, x: Value, rule: ConvolutionRule) -> Value:
@@ -255,8 +257,18 @@ class NativeOps(Waiting, Pass[Value]):
     def activate(self, x: Value, activation: Activation, numbers: str | None) -> Value:
         return self._activate(x, activation, numbers)
 
-    def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
-        return LazyExperts(h, rule, activation)
+    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
+        by, out = self._as_floats(gate, "gate"), self._as_floats(up, "mlp")
+        self.program.step("multiply", x=by.id, k=out.width, fn=activation, out=out.id)
+        return out
+
+    def experts(self, h: Value, rule: ExpertsRule, activation: Activation, by: Value | None = None) -> Value:
+        return LazyExperts(h, rule, activation, by)
+
+    def sum(self, x: Value, y: Value) -> Value:
+        out = self._as_floats(x, "sum")
+        self._norm(y, out, add=1)
+        return out
 
     def layer_embedding(self, gate: Value, base: Value, rule: LayerEmbedding, activation: Activation) -> Value:
         program, table = self.program, f"{rule.table}.table"

@@ -41,6 +41,7 @@ class LazyExperts:
     x: Value
     rule: ExpertsRule
     activation: Activation
+    by: Value | None = None  # what the router reads instead of x
 
 
 @dataclass(frozen=True)
@@ -175,25 +176,30 @@ class Waiting:
         return out
 
     def _activate(self, x: Value, activation: Activation, numbers: str | None) -> Floats:
-        out = self._as_floats(x, "mlp")
+        out = self._as_floats(x, self._buffer(x) if activation == "clamp" else "mlp")
         w = self.program.vector(numbers)
         self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, w=w)
+        self._ready = {key: made for key, made in self._ready.items() if key[0] != out}  # of what was there
         return out
 
     def _mix(self, mixture: LazyExperts, out: Floats, add: bool) -> None:
         program, facts, rule = self.program, self.arch.facts.experts, mixture.rule
         assert facts is not None
-        router, gate, up, down = map(Linear, (rule.router, rule.gate, rule.up, rule.down))
+        router = Linear(rule.router, rule.router_bias)
+        gate, up, down = map(Linear, (rule.gate, rule.up, rule.down))
+        biases = {"gatebias": rule.gate_bias, "upbias": rule.up_bias, "bias": rule.down_bias}
         scores, chosen = program.floats("router", facts.count), program.floats("chosen", 2 * facts.chosen)
-        program.linear(self._acts(mixture.x, "routed", (router,)), (router,), scores)
+        by = mixture.x if mixture.by is None else mixture.by
+        program.linear(self._acts(by, "routed", (router,)), (router,), scores)
         act = self._acts(mixture.x, "hidden", (gate,))
         program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
                      add=int(rule.normed), first=rule.always or None, fn="sigmoid" if rule.sigmoid else None,
-                     bias=program.vector(rule.bias))  # fmt: skip
+                     bias=program.vector(rule.bias), w=program.vector(rule.factors))  # fmt: skip
         matrices = program.matrix(gate, key="gate", head_dim=facts.inner)
         matrices |= program.matrix(up, key="up", head_dim=facts.inner) | program.matrix(down, head_dim=out.width)
         program.step("experts", act=act.id, x=chosen.id, **matrices, n=facts.inner, k=act.width, times=facts.count,
-                     heads=facts.chosen, out=out.id, add=int(add), fn=_other(mixture.activation))  # fmt: skip
+                     heads=facts.chosen, out=out.id, add=int(add), fn=_other(mixture.activation),
+                     **{key: program.vector(name) for key, name in biases.items()})  # fmt: skip
 
 
 def _other(activation: Activation) -> str | None:

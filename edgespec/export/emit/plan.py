@@ -350,6 +350,7 @@ class StockPlan(StoragePlan, Pass[None]):
                 self.store_norm(norm)
         if rule.relative is not None:
             self.store_vectors(rule.relative.table)
+        self.store_vectors(rule.sinks)
 
     def append(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
         self.attention_over(q, rule)
@@ -367,9 +368,11 @@ class StockPlan(StoragePlan, Pass[None]):
     def activate(self, x: None, activation: Activation, numbers: str | None) -> None:
         self.store_vectors(numbers)
 
-    def experts(self, h: None, rule: ExpertsRule, activation: Activation) -> None:
+    def sum(self, x: None, y: None) -> None: ...
+
+    def experts(self, h: None, rule: ExpertsRule, activation: Activation, by: None = None) -> None:
         self.store_matrix(Linear(rule.router))
-        self.store_vectors(rule.bias)
+        self.store_vectors(*rule.vectors)
         for name in (rule.gate, rule.up, rule.down):
             self.store_matrix(Linear(name))
 

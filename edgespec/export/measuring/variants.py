@@ -117,12 +117,12 @@ class VariantOps(NumpyOps):
             found.append(super().attention(q[own], keys, values, rule) if differs else found[0])
         return np.concatenate(found)
 
-    def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
+    def experts(self, h: Array, rule: ExpertsRule, activation: Activation, by: Array | None = None) -> Array:
         y = np.empty_like(h)
         for coarse, source in ((False, self.arch.source), (True, self.rounded)):
             if (chosen := self._differs & (self._coarse == coarse)).any():
                 self.source = source  # type: ignore[assignment]
-                y[chosen] = super().experts(h[chosen], rule, activation)
+                y[chosen] = super().experts(h[chosen], rule, activation, None if by is None else by[chosen])
         self.source = self.arch.source
         y[~self._differs] = y[0]
         return y

@@ -167,29 +167,31 @@ class CalibrationOps(SequenceOps):
         self._stream = x if norm is None else self.norm(x, norm)
         return super().sublayer(kind, layer, x, body, scale, norm)
 
-    def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
+    def experts(self, h: Array, rule: ExpertsRule, activation: Activation, by: Array | None = None) -> Array:
         """Quantize the matrices of each expert, with inputs after the matrices quantized before."""
         facts, middle = self.arch.facts.experts, len(h) // 2
         assert facts is not None
-        exact = super().experts(h[:middle], rule, activation)
+        exact = super().experts(h[:middle], rule, activation, None if by is None else by[:middle])
         x = h[middle:].reshape(-1, h.shape[-1])
-        chosen, weights = self.routed(x, rule)
+        chosen, weights = self.routed(x if by is None else by[middle:], rule)
         y, levels = np.zeros_like(x), {name: list[Quantized]() for name in (rule.gate, rule.up, rule.down)}
 
-        def product(inputs: Array, name: str, own: slice) -> Array:
+        def product(inputs: Array, name: str, own: slice, bias: str | None) -> Array:
             few = len(inputs) < LEAST_ROWS
             self.spool.uncalibrated += few
             quantize, form = self.quantizer.prepare(None if few else self._products(inputs, name)), self.blocks(name)
             levels[name].append(quantize(self.source.read(name, own), form))
-            return inputs @ dequantize_block(*levels[name][-1], inputs.shape[1], form.bits).T
+            made = inputs @ dequantize_block(*levels[name][-1], inputs.shape[1], form.bits).T
+            return self._biased(made, bias, own)
 
         for expert in range(facts.count):
             rows, ranks = np.nonzero(chosen == expert)
             inner = slice(expert * facts.inner, (expert + 1) * facts.inner)
             outer = slice(expert * x.shape[1], (expert + 1) * x.shape[1])
-            gate, up = (product(x[rows], name, inner) for name in (rule.gate, rule.up))
+            gate = product(x[rows], rule.gate, inner, rule.gate_bias)
+            up = product(x[rows], rule.up, inner, rule.up_bias)
             hidden = NumpyOps.gated(self, gate, up, activation)
-            y[rows] += product(hidden, rule.down, outer) * weights[rows, ranks][:, None]
+            y[rows] += product(hidden, rule.down, outer, rule.down_bias) * weights[rows, ranks][:, None]
         for name, found in levels.items():
             all_levels, scales = (np.concatenate(each) for each in zip(*found, strict=True))
             at = 0

@@ -28,7 +28,7 @@ from edgespec.export.architectures.rules import (
 from edgespec.export.architectures.shapes import Shapes
 from edgespec.export.architectures.trace import Pass
 from edgespec.export.quantization.layers import Array, capped, gated_delta, mixed, routed, sigmoid, state_space, xielu
-from edgespec.export.source.activations import ACTIVATE, silu
+from edgespec.export.source.activations import ACTIVATE, silu, swiglu_oai
 from edgespec.export.source.source import Checkpoint
 
 
@@ -108,15 +108,19 @@ class NumpyOps(Pass[Array]):
             hidden |= np.tril(np.ones((length, length), bool), -rule.window)
         if rule.after:
             hidden |= np.triu(np.ones((length, length), bool), rule.after + 1)
-        biases = self._biases(rule.relative, length)
+        biases, sinks = self._biases(rule.relative, length), rule.sinks and self.source.read(rule.sinks)
         out = np.empty_like(q)
         for head in range(facts.heads):
             scores = capped(q[head] @ k[head // group].T * np.float32(rule.scale), rule.cap)
             if biases is not None:
                 scores += biases[head]
             scores[hidden] = -np.inf
-            scores = np.exp(scores - scores.max(-1, keepdims=True))
-            out[head] = (scores / scores.sum(-1, keepdims=True)) @ v[head // group]
+            most, sink = scores.max(-1, keepdims=True), 0
+            if sinks is not None:
+                most = np.maximum(most, sinks[head])
+                sink = np.exp(sinks[head] - most)
+            scores = np.exp(scores - most)
+            out[head] = (scores / (scores.sum(-1, keepdims=True) + sink)) @ v[head // group]
         return out.transpose(1, 0, 2).reshape(1, length, -1)
 
     def _biases(self, rule: RelativeRule | None, length: int) -> Array | None:  # [heads, T, T]
@@ -190,30 +194,49 @@ class NumpyOps(Pass[Array]):
         return x * np.repeat(sigmoid(gate), x.shape[-1] // gate.shape[-1], -1)
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
-        return self.activate(gate, activation, None) * up
+        return swiglu_oai(gate, up) if activation == "swiglu_oai" else self.activate(gate, activation, None) * up
 
     def activate(self, x: Array, activation: Activation, numbers: str | None) -> Array:
-        return xielu(x, self.source.read(numbers)) if numbers else ACTIVATE[activation](x)
+        if numbers is None:
+            return ACTIVATE[activation](x)
+        own = self.source.read(numbers)
+        return np.clip(x, own[0], own[1]) if activation == "clamp" else xielu(x, own)
 
-    def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
+    def sum(self, x: Array, y: Array) -> Array:
+        return x + y
+
+    def experts(self, h: Array, rule: ExpertsRule, activation: Activation, by: Array | None = None) -> Array:
         facts, x = self.arch.facts.experts, h.reshape(-1, h.shape[-1])
         assert facts is not None
-        chosen, weights = self.routed(x, rule)
+        chosen, weights = self.routed(h if by is None else by, rule)
         y = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, ranks = np.nonzero(chosen == expert)
             inner = slice(expert * facts.inner, (expert + 1) * facts.inner)
             outer = slice(expert * x.shape[1], (expert + 1) * x.shape[1])
-            gate, up = (x[rows] @ self.source.read(name, inner).T for name in (rule.gate, rule.up))
+            gate = self._biased(x[rows] @ self.source.read(rule.gate, inner).T, rule.gate_bias, inner)
+            up = self._biased(x[rows] @ self.source.read(rule.up, inner).T, rule.up_bias, inner)
             made = NumpyOps.gated(self, gate, up, activation) @ self.source.read(rule.down, outer).T
+            made = self._biased(made, rule.down_bias, outer)
             y[rows] += made * weights[rows, ranks][:, None]
         return y.reshape(h.shape)
 
     def routed(self, x: Array, rule: ExpertsRule) -> tuple[NDArray[np.int64], Array]:
-        """Choose the experts of rows [n, hidden], and their weights: [n, chosen] both."""
+        """Choose the experts of rows [.., hidden], and their weights: [n, chosen] both."""
         assert self.arch.facts.experts is not None
         bias = None if rule.bias is None else self.source.read(rule.bias)
-        return routed(x @ self.source.read(rule.router).T, self.arch.facts.experts, rule, bias)
+        scores = self._biased(
+            x.reshape(-1, x.shape[-1]) @ self.source.read(rule.router).T, rule.router_bias, slice(None)
+        )
+        chosen, weights = routed(scores, self.arch.facts.experts, rule, bias)
+        if rule.factors is not None:
+            assert not rule.always
+            weights = weights * self.source.read(rule.factors)[chosen]
+        return chosen, weights
+
+    def _biased(self, x: Array, bias: str | None, own: slice) -> Array:
+        """Add a part of a bias, if there is one, to products [rows, n]."""
+        return x if bias is None else x + self.source.read(bias, own)
 
     def layer_embedding(self, gate: Array, base: Array, rule: LayerEmbedding, activation: Activation) -> Array:
         columns = slice(rule.layer * rule.width, (rule.layer + 1) * rule.width)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
+SWIGLU_LIMIT, SWIGLU_ALPHA = np.float32(7), np.float32(1.702)
 
 
 def silu(x: Array) -> Array:
@@ -37,6 +38,12 @@ def relu(x: Array) -> Array:
 def relu2(x: Array) -> Array:
     """Square what is positive."""
     return np.square(relu(x))
+
+
+def swiglu_oai(gate: Array, up: Array) -> Array:
+    """Gate of gpt-oss: a clamped silu with a slope of 1.702, times up + 1 (arXiv 2508.10925)."""
+    gate, up = np.minimum(gate, SWIGLU_LIMIT), np.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return np.asarray(silu(SWIGLU_ALPHA * gate) / SWIGLU_ALPHA * (up + 1), np.float32)
 
 
 ACTIVATE: dict[str, Callable[[Array], Array]] = {

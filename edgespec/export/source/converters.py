@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.source.mxfp4 import mxfp4
 from edgespec.export.source.packed import PackedMatrix, Scaled, awq, expect_shape, gptq
 from edgespec.export.source.stored import NONSENSE, UNQUANTIZED, Plain, Stored
 from edgespec.runtimes.files.json_file import read_json
@@ -178,6 +179,7 @@ CONVERTERS: dict[str, Callable[[Mapping[str, Plain], Settings], dict[str, Stored
     "fbgemm_fp8": float8,
     "fp8": float8,
     "gptq": gptq,
+    "mxfp4": mxfp4,
 }
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # where older tools wrote the settings
 MARKS = {  # names that only packed weights have

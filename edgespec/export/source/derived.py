@@ -169,6 +169,15 @@ def normed(of: Extra, eps: float) -> Extra:
     return Extra(of.size, read, of.origins)
 
 
+def by_column(of: Extra, by: Extra, scale: float) -> Extra:
+    """Multiply each column of a matrix [n, k] by its number of ``by`` [k], and all by ``scale``."""
+
+    def read(rows: slice, columns: slice | None) -> Floats:
+        return of.read(rows, columns) * (by.read(slice(None) if columns is None else columns, None) * np.float32(scale))
+
+    return Extra(of.size, read, of.origins | by.origins)
+
+
 def flat(of: Extra) -> Extra:
     """Take a matrix of one row, [1, n], as a vector."""
     return Extra(lambda: of.shape[1:], lambda rows, columns: of.read(slice(None), rows)[0], of.origins)

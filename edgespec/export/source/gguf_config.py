@@ -32,6 +32,7 @@ from edgespec.export.tokenizers.sentencepieces import (
 )
 from edgespec.export.tokenizers.vocabulary import (
     GPT2,
+    GPT4O,
     LLAMA3,
     QWEN2,
     TEKKEN,
@@ -62,7 +63,17 @@ SANDWICH = {  # gemma 2 and 3: norms before and after each sub-layer
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+OPENAI_MOE = {  # norms of both sub-layers are named after attention; experts are matrices below each other
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.gate",
+    "ffn_up_exps": "mlp.experts.up",
+    "ffn_down_exps": "mlp.experts.down",
+}
+SINKS = re.compile(r"blk\.(\d+)\.attn_sinks\.weight")
 SANDWICHED = ("gemma2", "gemma3_text")
+MIXTURES = ("gpt_oss",)
 T5 = ("t5", "umt5")
 UGM = "t5"  # llama.cpp's name of unigram tokenizers, whichever model has one
 ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the configuration
@@ -75,7 +86,9 @@ def hf_name(file: Path, name: str, config: Mapping[str, Any]) -> str | None:
     model_type = str(config["model_type"])
     if model_type in T5 and (known := t5_name(name, config)):
         return known
-    layer = LAYER | (SANDWICH if model_type in SANDWICHED else {})
+    layer = LAYER | (SANDWICH if model_type in SANDWICHED else OPENAI_MOE if model_type in MIXTURES else {})
+    if model_type in MIXTURES and (match := SINKS.fullmatch(name)):
+        return f"model.layers.{match[1]}.self_attn.sinks"
     if (match := re.fullmatch(r"(\w+)\.(weight)", name)) and match[1] in TOP:
         return f"{TOP[match[1]]}.{match[2]}"
     if (match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)) and match[2] in layer:
@@ -94,6 +107,7 @@ MODEL_TYPES = {
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
     "t5": ("t5", "T5ForConditionalGeneration"),
 }
 """general.architecture -> model_type and class; mistral is "llama" there, and the same decoder."""
@@ -160,7 +174,9 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
         "model_type": model_type,
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": facts.number("feed_forward_length"),
+        "intermediate_size": facts.number(
+            "expert_feed_forward_length" if model_type in MIXTURES else "feed_forward_length"
+        ),
         "num_hidden_layers": facts.number("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": facts.number("attention.head_count_kv", heads),
@@ -178,13 +194,15 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -
         config["mlp_bias"] = any(f"blk.0.{name}.bias" in tensors for name in MLP)
     if scaling := _scaling(facts, tensors, config):
         config["rope_scaling"] = scaling
+        if model_type == "gpt_oss":  # as it was trained; llama.cpp rounds the ends of the blend
+            scaling["truncate"] = False
     return config | (EXTRA[model_type](facts) if model_type in EXTRA else {})
 
 
 def _refuse(facts: Facts, tensors: Mapping[str, Stored]) -> None:
     """Reject files of other models than text decoders, and incomplete ones."""
     file = facts.file
-    if facts.get("expert_count"):
+    if facts.get("expert_count") and MODEL_TYPES[facts.architecture][0] not in MIXTURES:
         raise UnsupportedModel(f"{file}: a mixture of experts is not supported for {facts.architecture}", REBUILD)
     if facts.get("attention.causal") is False:
         raise UnsupportedModel(
@@ -320,7 +338,22 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
     }
 
 
-EXTRA: dict[str, Callable[[Facts], dict[str, Any]]] = {"gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3}
+def _gpt_oss(facts: Facts) -> dict[str, Any]:
+    if facts.get("attention.sliding_window_pattern", 2) != 2:
+        raise UnsupportedModel(f"{facts.file}: a sliding_window_pattern other than 2 is not supported", REBUILD)
+    theta = _short(facts.number("rope.freq_base", 10000.0))
+    return {
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},  # unless there is a scaling
+        "num_local_experts": facts.number("expert_count"),
+        "num_experts_per_tok": facts.number("expert_used_count"),
+        "sliding_window": facts.number("attention.sliding_window"),
+    }
+
+
+EXTRA: dict[str, Callable[[Facts], dict[str, Any]]] = {
+    "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "gpt_oss": _gpt_oss,
+}  # fmt: skip
 
 
 def _short(value: float) -> float:
@@ -340,6 +373,7 @@ SPLITS = {
     "qwen2": QWEN2,
     "deepseek-r1-qwen": QWEN2,
     "tekken": TEKKEN,
+    "gpt-4o": GPT4O,
 }
 WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a piece that is a token needs no merges
 BEGIN = ("llama-bpe", "llama3", "llama-v3", "tekken")  # BOS, unless the file says otherwise

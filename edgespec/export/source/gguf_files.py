@@ -17,6 +17,7 @@ import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,10 +147,12 @@ ENDING = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>
           "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
           "<\uff5cend\u2581of\u2581sentence\uff5c>")  # fmt: skip
 """Control tokens that end a text by their names, as in llama.cpp (llama-vocab.cpp)."""
+HARMONY = ("<|return|>", "<|call|>")
 POOLINGS = {1: "mean_tokens", 2: "cls_token", 3: "lasttoken"}
 SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 PROJECTOR = "mmproj"
+EXPERTS = re.compile(r"\.ffn_(gate|up|down)_exps\.(weight|bias)$")
 
 
 def write_small_files(
@@ -190,7 +193,9 @@ def _generation(metadata: Metadata) -> dict[str, Any]:
     """Return the equivalent of generation_config.json: ends of texts, suppressed tokens, sampling settings."""
     ends = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ENDS} - {None}
     tokens, types = metadata.get("tokenizer.ggml.tokens") or [], metadata.get("tokenizer.ggml.token_type") or []
-    ends |= {at for at, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3 and token in ENDING}
+    control = {token: at for at, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == 3}
+    ending = HARMONY if set(HARMONY) <= control.keys() else ENDING  # there <|end|> is the end of a channel
+    ends |= {at for token, at in control.items() if token in ending}
     found: dict[str, Any] = (
         {"eos_token_id": sorted(int(number) for number in ends if number is not None)} if ends else {}
     )
@@ -413,6 +418,9 @@ def _stored(file: Path, name: str, entry: Entry, package: Any) -> GgufTensor:
             f"{file}: tensor {name} is of ggml type {entry.kind}, which the package gguf cannot dequantize",
             "update it (pip install -U gguf), or export from another quantization",
         ) from error
+    if EXPERTS.search(name):  # of all experts, which are below each other here
+        kept = 1 if name.endswith(".weight") else 0
+        entry = entry._replace(shape=(prod(entry.shape[: len(entry.shape) - kept]), *entry.shape[-kept:][:kept]))
     if len(entry.shape) not in (1, 2):
         raise UnsupportedModel(f"{file}: tensor {name} has shape {list(entry.shape)}; expected one or two lengths")
     n, k = (1, *entry.shape)[-2:]

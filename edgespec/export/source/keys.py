@@ -63,9 +63,13 @@ TABLE: dict[str, tuple[Row, ...]] = {
             mamba_d_state mamba_expand mamba_n_groups mamba_n_heads mamba_proj_bias time_step_limit num_experts
             num_local_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size
             shared_intermediate_size num_dense_layers norm_topk_prob routed_scaling_factor use_expert_bias
-            decoder_sparse_step mlp_only_layers deepstack_visual_indexes fullatt_block_indexes norm_type
+            decoder_sparse_step mlp_only_layers
+            swiglu_limit swiglu_alpha enable_moe_block top_k_experts layer_rope_theta qkv_bias
+            mlp_layer_types
+            deepstack_visual_indexes fullatt_block_indexes norm_type
             use_absolute_position_embeddings use_mean_pooling projector_hidden_act projector_use_layernorm
-            vision_feature_layer vision_feature_select_strategy"""),
+            vision_feature_layer vision_feature_select_strategy pooling_kernel_size position_embedding_size
+            use_clipped_linears"""),
         Row("applied", "what the model is, by architectures/__init__.py and the towers", """
             model_type architectures text_config vision_config audio_config vq_config thinker_config aligner_config
             image_token_id image_token_index audio_token_id quantization_config compression_config quantization
@@ -76,8 +80,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
             length_penalty early_stopping do_sample temperature top_k top_p min_p repetition_penalty
             task_specific_params is_encoder_decoder"""),
         Row("refused", "no operation does it", """
-            classify_num alibi add_cross_attention clip_qkv use_bidirectional_attention enable_moe_block
-            position_embedding_type double_latent"""),
+            classify_num alibi add_cross_attention clip_qkv use_bidirectional_attention
+            position_embedding_type double_latent standardize"""),
         Row("nothing", "for training alone", """
             attention_dropout activation_dropout dropout dropout_rate attn_pdrop embd_pdrop resid_pdrop hidden_dropout
             hidden_dropout_prob hidden_dropout_rate embedding_dropout residual_dropout projection_dropout
@@ -98,11 +102,17 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("nothing", "it follows from other keys, or from the shapes of tensors, which are checked", """
             dense_act_fn is_gated_act mamba_d_head share_encoder_decoder_embeddings base_channels channel_multiplier
             in_channels num_channels out_channels latent_channels num_res_blocks out_hidden_size output_dim
+            experts_per_token initial_context_length
             image_token_embed_dim num_image_tokens image_seq_length projector_bias eod_token_id"""),
-        Row("nothing", "experts that enable_moe_block, which is refused, switches on", """
-            top_k_experts gemma4_text.moe_intermediate_size gemma4_text.num_experts"""),
+        Row("left out", "sound of these models is not read", """
+            boa_token_id eoa_token_index subsampling_conv_channels conv_kernel_size residual_weight
+            attention_context_left attention_context_right attention_logit_cap attention_invalid_logits_value
+            gradient_clipping output_proj_dims"""),
+        Row("left out", "layers that guess are not read", """
+            num_mtp_layers num_nextn_predict_layers mtp_layer_types mtp_mlp_layer_types"""),
         Row("nothing", "tokens around pictures, which the chat template and the tower's reader write", """
-            boi_token_index eoi_token_index vision_start_token_id vision_end_token_id timestamp_token_id
+            boi_token_index eoi_token_index boi_token_id eoi_token_id vision_start_token_id vision_end_token_id
+            timestamp_token_id
             vision_use_head"""),
         Row("left out", "videos are not read; pictures are", "video_token_id temporal_patch_size=2 tokens_per_second"),
     ),
@@ -193,7 +203,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
             ARCH.rope.scaling.yarn_beta_fast ARCH.rope.scaling.yarn_beta_slow gemma2.attn_logit_softcapping
             gemma2.final_logit_softcapping gemma2.attention.sliding_window gemma3.attn_logit_softcapping
             gemma3.final_logit_softcapping gemma3.attention.sliding_window gemma3.attention.sliding_window_pattern
-            gemma3.rope.freq_base_swa"""),
+            gemma3.rope.freq_base_swa gpt-oss.expert_count gpt-oss.expert_used_count
+            gpt-oss.expert_feed_forward_length gpt-oss.attention.sliding_window"""),
         Row("applied", "source/gguf_files.py", """
             general.alignment general.sampling.temp general.sampling.top_k general.sampling.top_p
             general.sampling.min_p ARCH.pooling_type split.no split.count split.tensors.count
@@ -210,7 +221,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             general.type ARCH.expert_count ARCH.attention.causal ARCH.attention.value_length
             ARCH.rope.dimension_count ARCH.attention.key_length_swa ARCH.attention.value_length_swa
             ARCH.rope.dimension_count_swa ARCH.nextn_predict_layers gemma2.rope.freq_base_swa
-            gemma2.attention.sliding_window_pattern"""),
+            gemma2.attention.sliding_window_pattern gpt-oss.attention.sliding_window_pattern"""),
         Row("left out", "as llama.cpp does for these models", "ARCH.attention.sliding_window"),
         Row("left out", "no sampling here does it, or in another way", """
             general.sampling.sequence general.sampling.xtc_probability general.sampling.xtc_threshold

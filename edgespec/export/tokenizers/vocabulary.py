@@ -24,6 +24,10 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 FAMILIES = {"GPT2Tokenizer": "gpt2", "CodeGenTokenizer": "gpt2", "Qwen2Tokenizer": "qwen2"}
 GENERIC = (None, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
 

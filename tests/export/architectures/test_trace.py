@@ -37,7 +37,7 @@ PASSES: list[type[Pass[Any]]] = [Shapes, StockPlan, NativeOps, GraphOps, Standar
 
 @dataclass(frozen=True)
 class OtherRule(AttentionRule):
-    sinks: int = 0
+    anchors: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def changed(block: Block, method: str, change: Callable[[dict[str, Any]], dict[s
     return Block(tuple(steps), block.result)
 
 
-def with_rule(attend: dict[str, Any], sinks: int) -> dict[str, Any]:
+def with_rule(attend: dict[str, Any], anchors: int) -> dict[str, Any]:
     rule = {each.name: getattr(attend["rule"], each.name) for each in fields(attend["rule"])}
-    return {"rule": OtherRule(**rule, sinks=sinks)}
+    return {"rule": OtherRule(**rule, anchors=anchors)}
 
 
 def test_every_pass_is_here() -> None:
@@ -85,8 +85,8 @@ def test_what_a_pass_does_not_know_raises_before_it_begins(arch: Architecture, k
     unheard_of = Operation("unheard_of", "", {}), ()
     unknown: dict[str, Block] = {
         "unheard_of": Block((*trace.steps, unheard_of), trace.result),
-        "attention with sinks": changed(trace, "attention", lambda attend: {"sinks": 4}),
-        "attention with sinks ": changed(trace, "attention", lambda attend: with_rule(attend, 4)),
+        "attention with anchors": changed(trace, "attention", lambda attend: {"anchors": 4}),
+        "attention with anchors ": changed(trace, "attention", lambda attend: with_rule(attend, 4)),
         "with power": changed(trace, "norm", lambda norm: {"norm": OtherNorm(norm["norm"].weight, power=3)}),
         "with q_norm.power": changed(trace, "attention", lambda attend: {
             "rule": replace(attend["rule"], q_norm=OtherNorm("any", power=3))}),
@@ -96,7 +96,7 @@ def test_what_a_pass_does_not_know_raises_before_it_begins(arch: Architecture, k
         with pytest.raises(UnsupportedModel, match=what.strip()):
             kind.run(kind.__new__(kind), other)
     # an unset or default field changes nothing
-    for same in (changed(trace, "attention", lambda attend: {"sinks": None}),
+    for same in (changed(trace, "attention", lambda attend: {"anchors": None}),
                  changed(trace, "attention", lambda attend: with_rule(attend, 0))):  # fmt: skip
         assert not kind.lacks(same)
 

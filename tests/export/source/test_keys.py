@@ -170,8 +170,8 @@ def test_what_is_not_read_is_named(tmp_path: Path) -> None:
         f"{GENERATION}: not read: unheard (edgespec does not know them)",
     ]
     assert list(unread(GENERATION, {"typical_p": 1.0, "max_length": 20, "num_beams": 1, "stop_strings": None})) == []
-    assert list(unread(CONFIG, {"hidden_size": 8, "_hidden": 3, "swiglu_limit": 7.0})) == [
-        f"{CONFIG}: not read: swiglu_limit (edgespec does not know them)"
+    assert list(unread(CONFIG, {"hidden_size": 8, "_hidden": 3, "swiglu_step": 7.0})) == [
+        f"{CONFIG}: not read: swiglu_step (edgespec does not know them)"
     ]
     codec = TextCodec(resolve("builtin:shakespeare-draft"))
     (tmp_path / TOKENIZER).write_text(json.dumps({"clean_up_tokenization_spaces": True}), "utf-8")
