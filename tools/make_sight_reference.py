@@ -2,7 +2,7 @@
 
 Pillow resizes all images, even where transformers has only a processor of torchvision (LFM2-VL).  Prints the difference
 between torchvision's processors and Pillow's.  Needs torch, torchvision and transformers:
-python tools/make_sight_reference.py
+python tools/make_sight_reference.py [NAME...]
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.image_processing_backends import TorchvisionBackend
 from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_gemma4 import Gemma4ImageProcessor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_got_ocr2 import GotOcr2ImageProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
@@ -58,6 +60,7 @@ PROCESSORS: dict[str, tuple[type, type]] = {
     "lfm2_vl": (ByPillow, Lfm2VlImageProcessor),
     "internvl": (GotOcr2ImageProcessorPil, GotOcr2ImageProcessor),
     "gemma3": (Gemma3ImageProcessorPil, Gemma3ImageProcessor),
+    "gemma4": (Gemma4ImageProcessorPil, Gemma4ImageProcessor),
     "qwen3_vl_moe": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen3_5_moe": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
     "qwen2_vl": (Qwen2VLImageProcessorPil, Qwen2VLImageProcessor),
@@ -96,12 +99,14 @@ def text_of(kind: str, config: Any, processor: Any, given: dict[str, Any], rows:
         return "<|image_pad|>" * rows
     if kind == "internvl":
         return "<img>" + "<IMG_CONTEXT>" * rows + "</img>"
+    if kind == "gemma4":
+        return "<|image>" + "<|image|>" * rows + "<image|>"
     return "\n\n<start_of_image>" + "<image_soft_token>" * rows + "<end_of_image>\n\n"
 
 
 def features(model: Any, given: dict[str, Any]) -> Any:
     """Compute the decoder's rows of one picture, [rows, width]."""
-    names = "pixel_values", "pixel_attention_mask", "spatial_shapes", "image_grid_thw"
+    names = "pixel_values", "pixel_attention_mask", "spatial_shapes", "image_grid_thw", "image_position_ids"
     made = model.model.get_image_features(**{key: given[key] for key in names if key in given})
     deep = getattr(made, "deepstack_features", None) or ()
     return torch.cat([torch.cat(list(one)) for one in (made.pooler_output, *deep)], -1)
@@ -156,6 +161,9 @@ def run(model: Any, kind: str, ids: list[int], shown: Any, given: list[dict[str,
             named = "pixel_values", "image_grid_thw"
             more = {"input_ids": row, "mm_token_type_ids": (row == IMAGE).int()}
             more |= {key: torch.cat([one[key] for one in given]) for key in named}
+        if kind == "gemma4":  # whose layers look tokens up
+            named = "pixel_values", "image_position_ids"
+            more = {"input_ids": row} | {key: torch.cat([one[key] for one in given]) for key in named}
         out = model(use_cache=False, **more).logits[0]
         logits = out if logits is None else logits
         tokens.append(int(out[-1].argmax()))
@@ -165,4 +173,4 @@ def run(model: Any, kind: str, ids: list[int], shown: Any, given: list[dict[str,
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    write_archive(ARCHIVE, CASES, reference)
+    write_archive(ARCHIVE, sys.argv[1:] or CASES, reference)

@@ -110,7 +110,7 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any], str, Callable[[str], str], str
                    lambda name: name.replace("model.", "model.language_model.", 1), "model.vision_tower.a.weight"),
     "qwen2_audio": ("llama_tied_gqa", "qwen2_audio", {"audio_config": {"a": 1}}, "sound",
                 lambda name: f"language_model.{name}", "audio_tower.a.weight"),
-    "gemma4": ("gemma4_alone", "gemma4", {**VISION, "audio_config": {"a": 1}}, "images and sound",
+    "gemma3n": ("gemma4_alone", "gemma3n", {**VISION, "audio_config": {"a": 1}}, "images and sound",
                lambda name: name.replace("model.", "model.language_model.", 1), "model.audio_tower.a.weight"),
 }  # fmt: skip
 
@@ -144,7 +144,7 @@ def test_it_is_refused_in_one_sentence_everywhere(
     said += [command(*one, "--json").failed(1) for one in commands[:2]]
     assert len({json.dumps(error) for error in said}) == 1
     assert said[0]["message"].startswith(f"{folder}: this model reads {what}, and edgespec does not yet")
-    assert ("gemma3, idefics3" in said[0]["message"]) == ("images" in what)
+    assert ("gemma3, gemma4, idefics3" in said[0]["message"]) == ("images" in what)
     assert said[0]["hint"] == "--text-only takes its text half alone"
     assert not (tmp_path / "out").exists()
 

@@ -51,8 +51,14 @@ def form_of(file: Path, name: str) -> dict[str, Any]:
 
 
 def write_archive(file: Path, cases: Iterable[str], reference: Callable[[str], dict[str, Any]]) -> None:
-    """Write the arrays that ``reference`` makes of each case, with ``logits`` and ``greedy`` among them."""
+    """Write the arrays that ``reference`` makes of each case, with ``logits`` and ``greedy`` among them.
+
+    Those of other cases stay.
+    """
     found: dict[str, Array] = {}
+    if file.exists():
+        with np.load(file) as old:
+            found = {key: old[key] for key in old.files}
     for name in cases:
         arrays = reference(name)
         found |= {f"{name}/{key}": value for key, value in arrays.items()}

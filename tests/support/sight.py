@@ -66,6 +66,16 @@ QWEN35: Config = LLAMA | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                         "mrope_interleaved": True, "mrope_section": [3, 3, 2]},
 }  # fmt: skip
+GEMMA4: Config = LLAMA | {
+    "model_type": "gemma4_text", "num_hidden_layers": 4, "sliding_window": 20, "global_head_dim": 32,
+    "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 256,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+GEMMA4_TOWER: Config = {
+    "model_type": "gemma4_vision", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16, "patch_size": 8, "pooling_kernel_size": 2,
+    "position_embedding_size": 150,
+}  # fmt: skip
 EXPERTS: Config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CASES: dict[str, tuple[Config, Config]] = {
     "idefics3": (
@@ -101,6 +111,17 @@ CASES: dict[str, tuple[Config, Config]] = {
          "boi_token_index": 98, "eoi_token_index": 97,
          "vision_config": SIGLIP | {"image_size": 60, "patch_size": 10, "hidden_act": "relu", "layer_norm_eps": 1e-3}},
         {"size": {"height": 60, "width": 60}, "image_mean": [0.1, 0.2, 0.3]},
+    ),
+    "gemma4": (
+        {"model_type": "gemma4", "text_config": GEMMA4, "vision_config": GEMMA4_TOWER | {"use_clipped_linears": True}},
+        {"patch_size": 8, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+    ),
+    "gemma4_plain": (
+        {"model_type": "gemma4", "text_config": GEMMA4 | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+         "vision_config": GEMMA4_TOWER | {"pooling_kernel_size": 3, "patch_size": 4, "head_dim": 24,
+                                          "num_attention_heads": 2, "num_key_value_heads": 1,
+                                          "position_embedding_size": 220}},
+        {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70, "resample": 2},
     ),
     "internvl": (
         {"model_type": "internvl", "text_config": LLAMA, "image_seq_length": 16, "projector_hidden_act": "gelu",
@@ -178,6 +199,7 @@ WORDS: dict[str, dict[str, int]] = {  # ids of words around images
                 **{f"<|img_row_{y}_col_{x}|>": 100 + 6 * y + x for y in range(1, 7) for x in range(1, 7)}},
 }  # fmt: skip
 WORDS["internvl"] = {"<IMG_CONTEXT>": IMAGE, "<img>": 98, "</img>": 97}
+WORDS["gemma4"] = {"<|image|>": IMAGE, "<|image>": 98, "<image|>": 97}
 WORDS["smolvlm"] = WORDS["idefics3"]
 for _kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
     WORDS[_kind] = {"<|image_pad|>": IMAGE, "<|vision_start|>": 98, "<|vision_end|>": 97}
@@ -206,6 +228,10 @@ def weights(shapes: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
         noise, module = generator.standard_normal(shape), name.split(".")[-2]
         if "norm" in module and name.endswith("weight"):
             values = 1.0 + 0.2 * noise
+        elif name.endswith("layer_scalar"):
+            values = 0.8 + 0.1 * noise
+        elif name.endswith(("_min", "_max")):  # of clamped inputs and outputs
+            values = (1 if name.endswith("max") else -1) * (1.2 + 0.3 * np.abs(noise))
         elif len(shape) == 1:
             values = 0.2 * noise
         elif module == "embed_tokens":
@@ -214,7 +240,7 @@ def weights(shapes: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
             values = 0.3 * noise
         else:
             values = 1.5 * noise / np.sqrt(np.prod(shape[1:]))
-        made[name] = values.astype(np.float32)
+        made[name] = np.asarray(values, np.float32)
     return made
 
 

@@ -25,7 +25,7 @@ from edgespec.export.architectures.encoders import ENCODERS
 from edgespec.export.architectures.janus import generating_half
 from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
 from edgespec.export.architectures.refused import REFUSED, modalities, refuse_encoder, refuse_senses
-from edgespec.export.architectures.sights import HEARINGS, READ, open_hearing, open_sight
+from edgespec.export.architectures.sights import HEARINGS, READ, SOUND_LEFT_OUT, open_hearing, open_sight
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix, without_prefix
 from edgespec.extensions import ARCHITECTURES as GROUP
 
@@ -63,7 +63,8 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     config = whole
     what, text = modalities(config, source.index), config.get("text_config")
     kind_of = describe(config) if what and not text_only else ""
-    if kind_of not in ("", *READ.get(what, ())):
+    read = READ.get(what, SOUND_LEFT_OUT if what == " and ".join(READ) else ())
+    if kind_of not in ("", *read):
         raise refuse_senses(source.path, what, text_kind(config), READ)
     if (reads := encoder_kind(config)) is not None or describe(config) not in ARCHITECTURES:
         refuse_encoder(source.path, reads or describe(config), config)
@@ -81,8 +82,10 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         check_tensors(side, source)
     if kind_of:
         opened.config = whole
-        if what == "images":
+        if "images" in what:
             made.sight = open_sight(kind_of, opened, made)
+            if what != "images":
+                made.source.notes.append("text and images: the model itself also reads sound, the bundle does not")
         else:
             made.hearing = open_hearing(kind_of, opened, made)
         return made

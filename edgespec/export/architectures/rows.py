@@ -72,19 +72,30 @@ def turned_first(size: int, dims: int) -> Ids:
     return np.concatenate([each[:, : dims // 2].ravel(), each[:, dims // 2 :].ravel()])
 
 
-def turned_rows(source: Checkpoint, layer: str, heads: Mapping[str, int], order: Ids, bias: bool) -> dict[str, Extra]:
+def turned_rows(
+    source: Checkpoint,
+    layer: str,
+    heads: Mapping[str, int],
+    order: Ids,
+    bias: bool,
+    there: str | None = None,
+    weight: str = "proj.weight",
+) -> dict[str, Extra]:
     """Reorder the channels of a layer's heads, in projections and norms.
 
     Args:
         heads: how many there are, by ``q`` and ``k``.
         order: from ``turned_first``.
         bias: projections have one.
+        there: what the layer is called in the checkpoint; None = the same.
+        weight: what follows ``q_`` and ``k_`` there.
     """
     found: dict[str, Extra] = {}
     for part, count in heads.items():
         every = head_rows(count, order)
         rows = {"proj.weight": every, "norm.weight": order} | ({"proj.bias": every} if bias else {})
         for kind, ids in rows.items():
-            name = f"{layer}.self_attn.{part}_{kind}"
-            found[name] = rows_of(original(source, name), ids)
+            own = weight if kind == "proj.weight" else kind
+            theirs = original(source, f"{there or layer}.self_attn.{part}_{own}")
+            found[f"{layer}.self_attn.{part}_{kind}"] = rows_of(theirs, ids)
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from edgespec.errors import ExportError, UnsupportedModel, first_line
 from edgespec.export.architectures import (
     gemma3_vl,
+    gemma4_vl,
     idefics3,
     internvl,
     lfm2_vl,
@@ -35,6 +36,7 @@ SIGHTS: dict[str, Callable[[VisionCheckpoint], VisionEncoderSpec]] = {
     "lfm2_vl": lfm2_vl.open_sight,
     "lfm2-vl": lfm2_vl.open_sight,
     "gemma3": gemma3_vl.open_sight,
+    "gemma4": gemma4_vl.open_sight,
     "internvl": internvl.open_sight,
     "qwen2_vl": qwen2_vl.open_sight,
     "qwen2_5_vl": qwen2_5_vl.open_sight,
@@ -49,6 +51,8 @@ HEARINGS: dict[str, Callable[[MultimodalCheckpoint], AudioEncoderSpec]] = {
 }
 READ: dict[str, Iterable[str]] = {"images": SIGHTS, "sound": HEARINGS}
 """Inputs other than text, and the types of models for each."""
+SOUND_LEFT_OUT = ("gemma4",)
+"""Models of images and sound whose images are read."""
 FEATURES = {"sampling_rate": RATE, "hop_length": HOP, "n_fft": WINDOW}
 """Kinds of features; there is one."""
 
@@ -72,8 +76,8 @@ def _check(found: VisionEncoderSpec, path: Path) -> None:
     if places is None or found.places is None or isinstance(tower.source, ConfigOnly):
         return
     learnt = found.places.shape
-    if learnt != (places.side**2, places.width):
-        raise ExportError(f"{path}: learnt positions {list(learnt)}: expected {places.side**2} of {places.width}")
+    if learnt != (places.rows, places.width):
+        raise ExportError(f"{path}: learnt positions {list(learnt)}: expected {places.rows} of {places.width}")
 
 
 def open_sight(kind: str, source: Checkpoint, text: Architecture) -> VisionEncoderSpec:

@@ -61,7 +61,7 @@ def model_files(plan: ModelPlan, part: ModelPart) -> dict[str, int]:
         size = GRAPH_BYTES["native"][SPECS[part.format].family] * side.facts.layers
         files[side.graphs["native"].file] = size + sum(encoder.inline.values())
     if part.image is not None and (places := part.image.position_embedding) is not None:
-        files[places.file] = 4 * places.side**2 * places.width
+        files[places.file] = 4 * places.rows * places.width
     if part.index is not None:
         files[part.index] = len(index_text(plans))
     if part.head_vocab is not None:

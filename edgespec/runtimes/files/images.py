@@ -100,8 +100,16 @@ class Qwen2VlPixels(Pixels):
     max_pixels: Annotated[int, Field(gt=0, le=1 << 30)]
 
 
+class Gemma4Pixels(Pixels):
+    """Gemma 4: native resolution, of the most patches that make ``max_tokens`` rows, never more."""
+
+    kind: Literal["gemma4"]
+    max_tokens: Context
+
+
 Processor = Annotated[
-    Idefics3Pixels | Lfm2VlPixels | Gemma3Pixels | InternVlPixels | Qwen2VlPixels, Field(discriminator="kind")
+    Idefics3Pixels | Lfm2VlPixels | Gemma3Pixels | InternVlPixels | Qwen2VlPixels | Gemma4Pixels,
+    Field(discriminator="kind"),
 ]
 
 
@@ -122,13 +130,19 @@ class PositionEmbeddingPart(Part):
 
     ``file``: float32 [side * side, width].  A row of the encoder's input is a patch followed by its position.
     ``how``: bilinear, with the middles of outer cells ``inside`` the grid, widened where it shrinks (antialiased), or
-    with the ``corners`` of both on each other.
+    with the ``corners`` of both on each other.  ``axes``: they are not resampled; those of columns come first, then
+    those of lines, [2 * side, width], and a patch has the sum of both.
     """
 
     file: InsidePath
     side: Width
     width: Width
-    how: Literal["inside", "corners"]
+    how: Literal["inside", "corners", "axes"]
+
+    @property
+    def rows(self) -> int:
+        """Positions in the file."""
+        return 2 * self.side if self.how == "axes" else self.side**2
 
 
 class WindowsPart(Part):

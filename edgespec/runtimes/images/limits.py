@@ -6,7 +6,14 @@ from math import isqrt
 from typing import Any
 
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.images import Idefics3Pixels, ImagePart, InternVlPixels, Lfm2VlPixels, Qwen2VlPixels
+from edgespec.runtimes.files.images import (
+    Gemma4Pixels,
+    Idefics3Pixels,
+    ImagePart,
+    InternVlPixels,
+    Lfm2VlPixels,
+    Qwen2VlPixels,
+)
 
 OPTION = "--max-image-tokens"
 APART = 4  # most over least rows: sides are rounded up where a picture is made larger
@@ -25,7 +32,7 @@ def limited(image: ImagePart | None, rows: int | None) -> ImagePart | None:
     how, least = image.processor, image.max_rows
     if isinstance(how, Idefics3Pixels | InternVlPixels):
         least = _of_tile(image)
-    elif isinstance(how, Lfm2VlPixels | Qwen2VlPixels):
+    elif isinstance(how, Lfm2VlPixels | Qwen2VlPixels | Gemma4Pixels):
         least = 1
     if rows < least:
         raise InvalidRequest(f"{OPTION} {rows}: an image of this model has at least {least} rows", f"{OPTION} {least}")
@@ -49,6 +56,8 @@ def _changes(image: ImagePart, rows: int) -> tuple[dict[str, Any], int]:
     if isinstance(how, Qwen2VlPixels):
         most = rows * (how.patch * image.merge.factor) ** 2
         return {"max_pixels": most, "min_pixels": min(how.min_pixels, most // APART)}, rows
+    if isinstance(how, Gemma4Pixels):
+        return {"max_tokens": rows}, rows
     tile = _of_tile(image)
     if isinstance(how, InternVlPixels):
         tiles = rows // tile - 1

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BundleError, InvalidRequest, install_hint
 from edgespec.runtimes.files.images import (
     Gemma3Pixels,
+    Gemma4Pixels,
     Idefics3Pixels,
     ImagePart,
     InternVlPixels,
@@ -68,6 +69,8 @@ def process(pixels: Picture, part: ImagePart) -> Processed:
         return _internvl(pixels, how, part)
     if isinstance(how, Gemma3Pixels):
         return _processed([resized(pixels, (how.size, how.size), how)], part)
+    if isinstance(how, Gemma4Pixels):
+        return _processed([resized(pixels, _gemma4_size(*pixels.shape[:2], how, part.merge.factor), how)], part)
     return _processed([_within(pixels, how, part)], part)
 
 
@@ -94,7 +97,7 @@ def read_places(folder: Path, part: ImagePart) -> Floats | None:  # [side * side
     """
     if (places := part.position_embedding) is None:
         return None
-    file, count = folder / places.file, places.side**2 * places.width
+    file, count = folder / places.file, places.rows * places.width
     found = np.fromfile(file, "<f4", count + 1)
     if len(found) != count:
         raise BundleError(f"{file}: {file.stat().st_size} bytes, expected {4 * count} of positions", "export it again")
@@ -113,7 +116,10 @@ def tower_rows(piece: Piece, part: ImagePart, places: Floats | None) -> Floats: 
 def resampled(
     places: Floats, grid: Size, part: PositionEmbeddingPart
 ) -> Floats:  # [side * side, width] -> [rows * columns, width]
-    """Resample learnt positions to a grid of patches."""
+    """Resample learnt positions to a grid of patches, or add those of lines and columns."""
+    if part.how == "axes":
+        found = places[part.side :][: grid[0], None] + places[: grid[1]]
+        return np.ascontiguousarray(found.reshape(grid[0] * grid[1], -1))
     rows, columns = (_weights(size, part) for size in grid)  # [size, side]
     found = rows @ places.reshape(part.side, -1)  # [rows, side * width]
     found = columns @ found.reshape(grid[0], part.side, -1)  # [rows, columns, width]
@@ -313,6 +319,19 @@ def _within(pixels: Picture, how: Qwen2VlPixels, part: ImagePart) -> Picture:
             "cut it into parts",
         )
     return resized(pixels, _qwen_size(height, width, how.patch * part.merge.factor, how), how)
+
+
+def _gemma4_size(height: int, width: int, how: Gemma4Pixels, factor: int) -> Size:
+    """Scale sides so that there are about as many patches as allowed, and round down to multiples of merged ones."""
+    unit, most = how.patch * factor, how.max_tokens * factor**2 * how.patch**2
+    times = math.sqrt(most / (height * width))
+    found = [math.floor(times * side / unit) * unit for side in (height, width)]
+    if not any(found):
+        raise InvalidRequest(f"a picture of {width} x {height} pixels is too small", "take a larger one")
+    if not all(found):  # of a very long one
+        longer = max(height, width) // min(height, width)
+        found = [min(longer, how.max_tokens) * unit if side else unit for side in found]
+    return found[0], found[1]
 
 
 def _qwen_size(height: int, width: int, unit: int, how: Qwen2VlPixels) -> Size:

@@ -124,6 +124,7 @@ def test_quantized_towers_give_nearly_the_same(
         ("qwen3_vl", (1, 9, 30)),
         ("internvl", (16, 50, 99)),
         ("gemma3", (9,)),
+        ("gemma4", (1, 9, 40)),
     ],
 )
 def test_an_image_has_no_more_rows_than_was_asked_for(
