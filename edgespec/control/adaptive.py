@@ -222,6 +222,16 @@ class Control:
         depth = max(proposal.deepest, 1) if self._ahead else proposal.deepest
         return self._steps(depth, len(proposal) + 1) if depth else 1.0
 
+    def measured(self, time: RoundTime, draft_ms: float) -> float:
+        """Return the time of a round with guesses, in plain steps.
+
+        Drafting is compared with the pass of the same round, not with a plain step of some time ago: other work on the
+        machine slows both down.
+        """
+        if self._ahead or not time.verify_ms:  # part of the pass ran while drafting
+            return (draft_ms + time.verify_ms) / (self.cost.plain_ms or time.verify_ms or 1.0)
+        return self.cost.v(time.rows) * (1 + draft_ms / time.verify_ms)
+
     @property
     def affordable(self) -> bool:
         """Whether a round over one rejected token would have been within the limit of the last round."""

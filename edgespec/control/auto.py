@@ -228,10 +228,9 @@ class Auto(Adaptive):
             draft_ms = outcome.ms(control.drafter)
         if not time.shared and plain_ms and not control.reproducible:
             if proposal is None:
-                took = 1 + min(draft_ms / plain_ms, _LOOK)
+                took = 1 + min(draft_ms / (time.verify_ms or plain_ms), _LOOK)
             else:
-                measured = (draft_ms + time.verify_ms) / plain_ms
-                took = min(max(measured, took / _OFF), took * _OFF)
+                took = min(max(control.measured(time, draft_ms), took / _OFF), took * _OFF)
         # a wrong clock must not make a candidate free of charge
         self._standings[using.which].charge(max(took, expected) - tokens)
         using.pace = pace_after(using.pace, tokens, took, _KEEP)
@@ -254,7 +253,7 @@ class Auto(Adaptive):
         spent = mine.exhausted or not control.affordable
         if gain >= PAYS and not spent:
             if using.pace.speed >= PAYS:
-                mine.wait, mine.note = AGAIN, ""
+                mine.wait, mine.note, mine.gained = AGAIN, "", True
             rival = self._best_candidate(besides=using.which)
             if rival is not None:
                 made = self.candidates[rival].control is not None
@@ -278,8 +277,11 @@ class Auto(Adaptive):
         note = f"did not pay: {gain:.2f}x over {using.rounds} rounds"
         if gain >= PAYS:
             note = f"lost what looking may cost in {using.rounds} rounds"
-        if not looking:
-            self._standings[using.which].back_off(note)
+        mine = self._standings[using.which]
+        if gain >= PAYS and mine.gained:
+            mine.gained = False  # bad luck, or a busy machine: it waits for its budget alone
+        elif not looking:
+            mine.back_off(note)
         self._change(self._next() if which is None else which, f"as {candidate.name} {note}")
 
     def _hope(self, which: int) -> float:

@@ -9,7 +9,7 @@ from edgespec.control.estimator import Evidence, Pace
 from edgespec.formulas.cost import CostModel
 
 CREDIT = 2.5  # plain steps that each candidate of method auto starts with
-FULL = 5.0  # most of a budget: what a text that stops gaining can cost at once
+FULL = 10.0  # most of a budget: what a text that stops gaining can cost at once; 5 of a draft at 1.3x ran out by chance
 _LEAST = 0.5  # plain steps without which trying again is pointless
 AGAIN, LONGEST_AGAIN = 96, 4096  # rounds before another try; doubled while tries fail
 
@@ -23,6 +23,7 @@ class Standing:
     until: int = 0  # round before which it is not tried again
     wait: int = AGAIN  # rounds to wait after the next failure
     note: str = ""  # why it was left last
+    gained: bool = False  # whether rounds were faster than plain decoding since it ran out of budget last
 
     @property
     def round_loss_limit(self) -> float:

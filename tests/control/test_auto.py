@@ -13,7 +13,7 @@ from edgespec.control.auto import CHECK, SHARE, Auto, Candidate
 from edgespec.control.learned import AGAIN, CREDIT, FULL, LONGEST_AGAIN, Standing
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.stats import PLAIN
-from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, Rates, controlled, run, text
+from tests.support.timed_toy import DEAR, INT4, STOCK, BusyClock, Clock, Guesser, Rates, controlled, run, text
 from tests.support.toy import Scripted
 
 CURVES = {"int4": INT4, "stock": STOCK, "dear": DEAR}
@@ -30,8 +30,10 @@ def always(rate: float) -> Rates:
 class Case:
     """Candidates over one clock and one curve; ``specs``: (name, rate, c, promise, prior, cheap, from the start)."""
 
-    def __init__(self, curve: Mapping[int, float], specs: Sequence[tuple[Any, ...]], **how: Any) -> None:
-        self.curve, self.clock = curve, Clock()
+    def __init__(
+        self, curve: Mapping[int, float], specs: Sequence[tuple[Any, ...]], clock: Clock | None = None, **how: Any
+    ) -> None:
+        self.curve, self.clock = curve, clock or Clock()
         self.guessers: dict[str, Guesser] = {}
         self.made: list[str] = []
         self.costs = {name: c for name, _, c, *_ in specs}
@@ -174,6 +176,18 @@ def test_one_that_must_see_a_text_from_its_start_waits_for_the_next(monkeypatch:
     case.run(monkeypatch, new=64)
     assert case.switch.used == "eagle"
     assert case.switch.rounds[1] > 8
+
+
+@pytest.mark.parametrize("busy", [(40, 0.25, 2), (15, 0.3, 3), (200, 0.4, 1.5)])
+def test_other_work_on_the_machine_does_not_cost_a_gain(
+    monkeypatch: pytest.MonkeyPatch, busy: tuple[float, float, float]
+) -> None:
+    """In busy moments rounds take longer than their tokens are worth, and so would plain steps."""
+    specs = [("draft", always(0.6), 0.2, 1.3, 0.6, False), ("ngram", always(0.1), 0.0, 1.0, 0.5, True)]
+    case = Case(INT4, specs, clock=BusyClock(*busy))
+    for _ in range(12):
+        case.run(monkeypatch, 100)
+        assert case.switch.rounds.get(0, 0) > 0.9 * sum(case.switch.rounds.values())
 
 
 def test_a_promise_much_beyond_what_is_measured_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

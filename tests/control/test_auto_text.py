@@ -120,7 +120,7 @@ def test_the_text_is_plain_decodings_wherever_it_switches(every: int) -> None:
         stats, options = Stats(), DecodeOptions(120, 5)
         found = [t for r in decode(hash_target(seed), switch, [1], options, stats) for t in r.tokens]
         assert found == plain(hash_logits(seed, 11), 11, [1], 120)
-        assert stats.accepted > 5
+        assert stats.accepted >= 5
         assert stats.dropped_reason is None
         taken = {at["to"] for at in stats.switches}
         assert taken == {"g2", "g3", "g5", PLAIN}

@@ -51,11 +51,30 @@ def text(prompt: Sequence[int], new: int) -> list[int]:
 class Clock:
     """Seconds that pass only where a test advances them."""
 
+    ms: float
+
     def __init__(self) -> None:
         self.ms = 0.0
 
     def __call__(self) -> float:
         return self.ms / 1000
+
+
+class BusyClock(Clock):
+    """Seconds of a machine with other work: all takes ``factor`` times as long for a ``share`` of ``period`` steps."""
+
+    def __init__(self, period: float = 40.0, share: float = 0.25, factor: float = 2.0) -> None:
+        self._ms, self._period, self._share, self._factor = 0.0, period * STEP_MS, share, factor
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds until now."""
+        return self._ms
+
+    @ms.setter
+    def ms(self, now: float) -> None:
+        busy = self._ms % self._period < self._share * self._period
+        self._ms += (now - self._ms) * (self._factor if busy else 1.0)
 
 
 @dataclass(eq=False)
@@ -169,9 +188,9 @@ def run(
 
     def timed(target: Target, wanted: Pass) -> Output:
         assert wanted.tokens is not None
-        output, work = run_pass(target, wanted), verify.v(len(wanted.tokens))
-        output.ms = work * STEP_MS
-        clock.ms += output.ms
+        output, work, before = run_pass(target, wanted), verify.v(len(wanted.tokens)), clock.ms
+        clock.ms += work * STEP_MS
+        output.ms = clock.ms - before
         made.counted += work
         return output
 
