@@ -1,11 +1,12 @@
-"""Measure a mixture larger than its memory: resident, mapped and streamed.
+"""Measure a model larger than its memory: resident, mapped and streamed.
 
     python -m benchmarks.streaming MODEL BUNDLE FOLDER [--hidden 2048] [--inner 768] [--times 8] [--share 0.25]
 
-MODEL is a trained mixture (a folder of safetensors), BUNDLE its int4 export.  FOLDER gets a bundle of the same model
-made large: hidden states and experts are padded with zeros, so it writes the same text and routes the same tokens to
-the same experts.  Each layer is repeated ``--times`` times; the repeated ones choose experts as their layer does, and
-add nothing.  So every layer has the routes of a trained one.
+A FOLDER that exists is measured as it is, a bundle of any model, and the other two are not read.  Else MODEL is a
+trained mixture (a folder of safetensors), BUNDLE its int4 export.  FOLDER gets a bundle of the same model made large:
+hidden states and experts are padded with zeros, so it writes the same text and routes the same tokens to the same
+experts.  Each layer is repeated ``--times`` times; the repeated ones choose experts as their layer does, and add
+nothing.  So every layer has the routes of a trained one.
 
 Each way runs in a separate process: ``resident`` without a limit, ``mapped`` and ``streamed`` in a control group with
 ``--share`` of the weights as its memory, where the system allows to make one (``limited`` in the output).
@@ -182,13 +183,24 @@ def limited(limit: int) -> Iterator[Path | None]:
             group.rmdir()
 
 
-def run(folder: Path, way: str, method: str, budget: int | None, limit: int, seconds: float) -> dict[str, Any]:
+def run(
+    folder: Path, way: str, method: str, budget: int | None, limit: int, seconds: float, least: int
+) -> dict[str, Any]:
     """Run one way in a separate process, after the system has forgotten the file."""
     if hasattr(os, "posix_fadvise"):  # cached pages that another process was charged for count for no control group
         with (folder / WEIGHTS).open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with limited(limit) if way != "resident" else limited(1 << 62) as group:
-        command = [sys.executable, "-m", "benchmarks.streaming", "--child", str(folder), method, str(seconds)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.streaming",
+            "--child",
+            str(folder),
+            method,
+            str(seconds),
+            str(least),
+        ]
         command += [str(budget or OFF), str(group or "")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -202,8 +214,8 @@ def context_of(folder: str | Path) -> int:
     return min(1024, read_manifest(Path(folder)).target.facts.context)
 
 
-def child(folder: str, method: str, seconds: str, budget: str, group: str) -> None:
-    """Decode for some seconds, and print figures."""
+def child(folder: str, method: str, seconds: str, least: str, budget: str, group: str) -> None:
+    """Decode for some seconds, and at least some tokens, and print figures."""
     if group:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
     threads = min(2, os.cpu_count() or 1)
@@ -223,7 +235,7 @@ def child(folder: str, method: str, seconds: str, budget: str, group: str) -> No
         if piece.round is not None:
             tokens += len(piece.round.tokens)
             written += piece.round.tokens
-        if time.perf_counter() - first > float(seconds):
+        if time.perf_counter() - first > float(seconds) and tokens >= int(least):
             break
     taken = time.perf_counter() - first
     figures: dict[str, Any] = {
@@ -259,6 +271,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--share", type=float, default=0.25)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--tokens", type=int, default=0, help="and at least this many tokens")
     parser.add_argument("--ways", default="resident,mapped,streamed,drafts")
     given = parser.parse_args()
     if not given.folder.exists():
@@ -270,7 +283,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for way in given.ways.split(","):
         method, streams = ("auto" if way == "drafts" else "ar"), way in ("streamed", "drafts")
-        found[way] = run(given.folder, way, method, budget if streams else None, limit, given.seconds)
+        found[way] = run(given.folder, way, method, budget if streams else None, limit, given.seconds, given.tokens)
     disk = disk_rate(given.folder / WEIGHTS, slot_bytes(manifest), read_at_once(manifest), 1.0)
     cache = found.get("streamed", {}).get("cache")
     use = replace(RunOptions(context=context_of(given.folder)), expert_cache=cache)
