@@ -263,15 +263,32 @@ class Control:
         best, speed, acceptance = self._best(record, costs)
         if best or not self.fallback:
             return Decision(max(best, 1), bucket, best, speed, acceptance)
-        length = self._to_probe(record, costs)
+        length = self._to_probe(record, costs, rows)
         return Decision(length, bucket, best, speed, acceptance, length > 0, length > 0 and self._could_gain(costs))
 
-    def _to_probe(self, record: Bucket, costs: list[float]) -> int:
+    def _to_probe(self, record: Bucket, costs: list[float], rows: list[int]) -> int:
         """Return the length of a probe if one is due: as many tokens as the round may lose."""
         if record.waited < record.wait and (record.known or record.evidence is not NOTHING):
             return 0
+        if not self._could_win(record, rows[: len(costs)]):
+            return 0
         longest = min(_PROBE, len(costs) - 1)
         return next((n for n in range(longest, 0, -1) if costs[n] - 1 <= self._limit), 0)
+
+    def _could_win(self, record: Bucket, rows: list[int]) -> bool:
+        """Return whether guesses would gain if a pass cost the least that it can: a probe can show no less.
+
+        The acceptance of a cheap drafter is known without a probe, from the text; of another it may be 1.
+        """
+        if self._costs.reads is None:
+            return True
+        least = [1.0, *(self._costs.least(n) for n in rows[1:])]
+        rates = self._rates(record)
+        if self._cheap:
+            rates = estimator.hopeful(rates, record.weight, record.evidence, HOPE)
+        else:
+            rates = [1.0]
+        return estimator.best_length(rates, least, self._required)[0] > 0
 
     def _could_gain(self, costs: list[float]) -> bool:
         """Return whether drafting would be faster if all tokens were accepted; otherwise probes are pointless."""
@@ -423,14 +440,15 @@ class Control:
 
     def _count_time(self, proposal: Proposal | None, time: RoundTime) -> None:
         """Add the times of the pass and of drafting."""
+        self.cost.observe_reads(time.rows, time.read, time.waited_ms)
         if proposal is None:
-            self.cost.observe_verify(time.rows, time.verify_ms)
+            self.cost.observe_verify(time.rows, time.computed_ms)
             return
         steps = 1 if self._at_once else proposal.deepest
         if self._ahead:  # part of the pass over the first row also ran while drafting
-            self.cost.observe_round(time.rows, max(steps, 1), time.draft_ms + time.verify_ms)
+            self.cost.observe_round(time.rows, max(steps, 1), time.draft_ms + time.computed_ms)
             return
-        self.cost.observe_verify(time.rows, time.verify_ms)
+        self.cost.observe_verify(time.rows, time.computed_ms)
         if self.drafter.caught_up:
             self.cost.observe_draft(steps, time.draft_ms)
 

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 import edgespec
 from edgespec.cli.app import cli
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import complete
 from edgespec.engine.engine import Engine
@@ -222,6 +223,22 @@ def test_requests_that_share_passes_share_layers(bundles: Callable[[str], Path])
     with load(bundle, threads=2, context=CONTEXT) as resident, streamed(bundle, 0.5) as engine:
         expected = [resident.generate(prompt, settings).tokens for prompt in PROMPTS]
         assert [result.tokens for result in engine.generate_batch(PROMPTS, settings)] == expected
+
+
+def test_drafts_read_hardly_more_than_plain_decoding(bundles: Callable[[str], Path]) -> None:
+    """Guesses are priced by the bytes of their rows, so random weights, whose text repeats nothing, are not drafted."""
+    bundle = bundles("int4")
+    sampling = SamplingParams(temperature=1.0, seed=3)
+    read = {}
+    for method in ("ar", "ngram", "auto"):
+        with streamed(bundle, 0.3) as engine:
+            settings = Settings(method=method, max_new_tokens=200, ignore_eos=True, sampling=sampling)
+            engine.generate(PROMPTS[0], settings)
+            counts = store_of(engine).counts()
+            read[method] = counts.bytes
+            assert set(store_of(engine).distinct_by_rows()) >= {1}
+    assert read["ngram"] < 1.05 * read["ar"]
+    assert read["auto"] < 1.05 * read["ar"]
 
 
 def test_a_changed_byte_that_its_times_do_not_show_is_found(
