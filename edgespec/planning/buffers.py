@@ -9,7 +9,9 @@ from edgespec.runtimes.files.kv import ATTENTION, KvFormat, checkpoint_bytes, pa
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.sound import SoundPart, WhisperFrontend
 from edgespec.runtimes.options import RunOptions
+from edgespec.runtimes.slots.encoder import encoder_attention
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
+from edgespec.runtimes.slots.text_encoder import ROWS, TEXTS
 
 READ = 3 * 4 + 2  # bytes of a number that a pass over given rows reads
 HUGE = 2 << 20  # numpy asks for huge pages for arrays of twice this: a page that is touched is as large
@@ -37,6 +39,15 @@ def working_bytes(encoder: ModelPart, kv: KvFormat, rows: int) -> int:
     """Bytes of keys and values of one layer of a pass over a source, and of the rows that it gives, twice."""
     one = encoder.facts.model_copy(update={"layers": 1, "head_dims": []})
     return kv.nbytes(one, blocks(rows)) + 2 * 4 * rows * encoder.facts.hidden
+
+
+def texts_bytes(encoder: ModelPart, use: RunOptions) -> tuple[int, str]:
+    """(bytes of keys and values of a pass over texts, and of the rows that it gives; what they are for)."""
+    tokens = min(use.context, encoder.facts.context)
+    rows, kv = max(ROWS, tokens), ATTENTION[use.attention] if use.attention else encoder_attention(encoder)
+    one = encoder.facts.model_copy(update={"layers": 1, "head_dims": []})
+    held = max(TEXTS * kv.nbytes(one, blocks(1)), kv.nbytes(one, blocks(tokens)))
+    return held + (2 * 4 + 8) * rows * encoder.facts.hidden, f"one layer of {TEXTS} texts, and rows"
 
 
 def heard_bytes(sound: SoundPart, part: ModelPart, rows: int) -> int:

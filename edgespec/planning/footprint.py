@@ -24,6 +24,7 @@ from edgespec.planning.buffers import (
     native_scratch,
     source_rows,
     stock_scratch,
+    texts_bytes,
     working_bytes,
 )
 from edgespec.planning.weights import looked_up, matrix_bytes, needs, stock_weights, streamed_bytes, weight_parts
@@ -33,6 +34,7 @@ from edgespec.runtimes.files.manifest import Manifest, ModelPart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.encoder import encoder_attention
+from edgespec.runtimes.slots.text_encoder import ROWS
 
 MIB = 1 << 20
 MARGIN, LEAST_MARGIN = 0.01, 2 << 20  # of the private bytes that were added up
@@ -203,10 +205,11 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
     groups = list(method.heads) if method and not draft else []
     graph = part.graphs[NATIVE] if native else part.graphs.get(part.main)
     file = manifest.files[graph.file].size if graph and graph.file in manifest.files else 0
-    rows, held = min(use.chunk, use.context), use.batch * min(use.context, part.facts.context)
+    encodes, tokens = manifest.is_encoder, min(use.context, part.facts.context)
+    rows, held = max(ROWS, tokens) if encodes else min(use.chunk, use.context), use.batch * tokens
     weights, layers = weight_parts(part, manifest.files), list[MemoryPart]()
     tables = looked_up(weights.table, weights.row, held)
-    tables += min(weights.angles, min(use.context, part.facts.context) * weights.position)
+    tables += min(weights.angles, tokens * weights.position)
     if native:
         session, code, scratch = SESSION + int(SESSION_GRAPH * file), 0, native_scratch(part, use, rows, draft)
         note, there = f"{part.format}, mapped, as far as it is used", needs(weights, groups)
@@ -227,7 +230,7 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
         note = f"{part.format}, packed by ONNX Runtime; scales stay mapped"
         matrices = MemoryPart("weights", stock.packed, stock.mapped, stock.loading, note)
     logits = logits_bytes(part, use, native, draft, groups)
-    kv, kept = kv_bytes(part, use, native, draft)
+    kv, kept = texts_bytes(part, use) if encodes else kv_bytes(part, use, native, draft)
     found = [
         matrices,
         MemoryPart("tables", file=tables, note="rows of the embedding, angles of positions"),

@@ -20,6 +20,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.text.pooling import Doubles, Pool, finish
 
 ROWS = 512  # of a pass with several texts, at most
+TEXTS = 32  # of a pass, at most: each has a whole block of keys and values
 Ids = NDArray[np.int64]
 
 
@@ -94,6 +95,6 @@ def _passes(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Put texts of similar length together, the longest first -> numbers of the texts of each pass."""
     waiting = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     while waiting:
-        most = max(1, ROWS // max(1, lengths[waiting[0]]))
+        most = min(TEXTS, max(1, ROWS // max(1, lengths[waiting[0]])))
         yield waiting[:most]
         waiting = waiting[most:]

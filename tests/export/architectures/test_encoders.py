@@ -18,7 +18,9 @@ from edgespec.errors import EdgespecError, ExportError, InvalidRequest
 from edgespec.export.architectures import ENCODERS
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import dry_run, export_model
+from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.manifest import read_manifest
+from edgespec.runtimes.options import RunOptions
 from tests.support import encoders
 
 TEXTS = encoders.TEXTS
@@ -300,6 +302,17 @@ def test_long_texts_lose_their_end_only_if_asked(plain: Path) -> None:
         assert cut.tobytes() == engine.embed([[2, *engine.codec.encode(long, special=False)[:126], 3]])[0].tobytes()
         assert engine.embed(["king"], truncate=True).tobytes() == engine.embed(["king"]).tobytes()
         assert engine.rerank("x", []) == []
+
+
+def test_a_pass_takes_no_more_than_is_planned(plain: Path) -> None:
+    """Many short texts need more than one long one: each has its block of keys and values."""
+    with edgespec.load(plain / "bundle", threads=1) as engine:
+        encoder, use = engine.inputs.encoder, RunOptions("ar", context=engine.context)
+        assert encoder is not None
+        planned = memory_of(read_manifest(plain / "bundle"), use).part("kv").private
+        for length, count in ((engine.context, 3), (3, 300), (40, 40)):
+            engine.embed([[5] * length] * count)
+            assert 0 < encoder.nbytes < planned
 
 
 def test_a_plan_of_an_encoder(plain: Path) -> None:
