@@ -9,7 +9,7 @@ from edgespec.control.estimator import Evidence, Pace
 from edgespec.formulas.cost import CostModel
 
 CREDIT = 2.5  # plain steps that each candidate of method auto starts with
-FULL = 10.0  # most of a budget: what a text that stops gaining can cost at once; 5 of a draft at 1.3x ran out by chance
+FULL = 10.0  # most of a budget, which a text that stops gaining can cost at once; 5 ran out by chance at 1.3x
 _LEAST = 0.5  # plain steps without which trying again is pointless
 AGAIN, LONGEST_AGAIN = 96, 4096  # rounds before another try; doubled while tries fail
 

@@ -30,7 +30,7 @@ WORTH = 1.05  # predicted gain below which a plan does not pick a drafting metho
 WINDOW = 15  # latest timings of a size; their median is not moved by a pass that the system interrupted
 _KNOWN = 3  # timings of a size that are needed to detect a change
 _SIZES = 32  # pass sizes whose timings are kept: batches have many sizes, and every drafter has its own model
-_IN_A_ROW, _BEYOND = 5, 1.25  # this many passes in a row, all this far off in one direction: the speed has changed
+_IN_A_ROW, _BEYOND = 5, 1.1  # this many passes in a row, all this far off in one direction: the speed has changed
 
 ENOUGH = 3  # timings before they count
 _KEEP_READS = 0.98  # what a pass leaves of the weight of older ones among the bytes that passes read

@@ -7,7 +7,7 @@ namespace edgespec {
 namespace {
 
 constexpr size_t kWindow = 15, kKnown = 3, kSizes = 32, kInARow = 5, kEnough = 3;
-constexpr double kBeyond = 1.25;  // a pass this far off took clearly longer, or shorter
+constexpr double kBeyond = 1.1;  // a pass this far off took clearly longer, or shorter
 constexpr int kRefresh = 8;       // timings between two evaluations of the medians
 constexpr double kAssumedDraft = 0.05;
 

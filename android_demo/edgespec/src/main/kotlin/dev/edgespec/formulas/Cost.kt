@@ -158,7 +158,7 @@ private const val WINDOW = 15 // latest timings of a size
 private const val KNOWN = 3 // timings of a size before a change can be detected
 private const val SIZES = 32 // pass sizes whose timings are kept
 private const val IN_A_ROW = 5 // passes in a row,
-private const val BEYOND = 1.25 // all so far off in one direction: another pace
+private const val BEYOND = 1.1 // all so far off in one direction: another pace
 
 private class Window {
     private val all = ArrayDeque<Pair<Double, Int>>() // milliseconds, and when it was timed
