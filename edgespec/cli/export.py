@@ -162,8 +162,8 @@ def command(
     """Turn a Hugging Face model into a bundle.
 
     MODEL is a local folder, a .gguf file, a hub id, or builtin:NAME; docs/models.md says what it may hold.
-    An architecture that edgespec does not support itself goes through optimum: give the folder of its ONNX export, or
-    install the extra optimum.
+    An architecture that edgespec does not support itself goes through transformers: install the extra
+    transformers, or give the folder of an ONNX export by optimum.
 
     Without --format the loss of each format is measured on a text, and a line reports the choice.
 

@@ -173,15 +173,19 @@ def _beside(manifest: Manifest) -> Iterator[tuple[str, str]]:
         what = f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers"
         if manifest.draft.format != manifest.target.format:
             what += f", {manifest.draft.format}"
-        if manifest.draft.origin == "optimum":
-            what += ", exported by optimum"
+        if manifest.draft.foreign:
+            what += f", exported by {manifest.draft.origin}"
         if manifest.translation:
             what += f", another tokenizer with {manifest.translation.shared} shared tokens"
         yield "draft", what + _cut(manifest.draft)
     if manifest.target.heads:
         yield "heads", _heads(manifest)
-    if manifest.target.origin == "optimum":
-        yield "graph", f"exported by optimum: methods {', '.join(needing('text', 'draft'))} alone, chains of guesses"
+    if manifest.target.foreign:
+        yield (
+            "graph",
+            f"exported by {manifest.target.origin}: methods {', '.join(needing('text', 'draft'))} alone, "
+            "chains of guesses",
+        )
 
 
 def _skipped(skip: SkipSetPart) -> str:

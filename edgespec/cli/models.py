@@ -66,7 +66,7 @@ def _show_all(as_json: bool) -> None:
     click.echo("refused:")
     for why, names in REFUSED.items():
         click.echo(f"  {why}: {', '.join(names)}")
-    click.echo("anything else: through optimum, with fewer methods (docs/models.md)")
+    click.echo("anything else: through transformers, with fewer methods (docs/models.md)")
 
 
 def _show_one(model: str, context: int | None, revision: str | None, text_only: bool, as_json: bool) -> None:
@@ -75,7 +75,7 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
     from edgespec.export.bundle.model_part import open_described
     from edgespec.export.bundle.sizes import weight_bytes
     from edgespec.export.encoder import open_encoder
-    from edgespec.export.optimum.model import OptimumModel, is_foreign
+    from edgespec.export.foreign.model import ForeignModel, is_foreign
     from edgespec.export.options import ExportOptions
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
@@ -87,10 +87,10 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
         facts, found = encoder.arch.facts, ["an encoder of texts, for embeddings or scores"]
         sizes = {form: encoder.plan(ExportOptions(model, format=form))[0].end for form in FORMATS}
     elif is_foreign(path):
-        foreign = OptimumModel.open(path, context)
+        foreign = ForeignModel.open(path, context)
         forms = [form for form in FORMATS if form != "w8a8"]
         sizes = {form: foreign.weight_bytes(WeightChoice.of(form, None, None), "auto")["model"] for form in forms}
-        facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(needing('text', 'draft'))}"]
+        facts, found = foreign.facts, [f"goes through {foreign.origin}: methods {', '.join(needing('text', 'draft'))}"]
     else:
         arch = open_described(path, context, text_only)
         facts, sizes = arch.facts, {form: weight_bytes(arch, form) for form in FORMATS}

@@ -81,7 +81,7 @@ def _fitted(options: dict[str, Any], given: dict[str, Any], model: str, revision
     try:
         arch = open_described(resolve(model, revision, weights=False), None, text_only=True)
     except UnsupportedModel:
-        return found  # the export uses optimum, or refuses it with a hint
+        return found  # the export uses transformers, or refuses it with a hint
     if "context" not in given and found.get("context", 0) > arch.most_context:
         found["context"] = None
     for key in ("draft_vocab", "head_vocab"):

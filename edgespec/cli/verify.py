@@ -52,7 +52,7 @@ def command(
     """Prove that every method of a bundle generates plain decoding's text.
 
     In strict mode every token must be equal.  Without it, or at a difference, the two logits are
-    compared: a near-tie is reported as such.  A graph of optimum is tried first: if its rows depend on their
+    compared: a near-tie is reported as such.  A graph of another exporter is tried first: if its rows depend on their
     neighbors, near-ties may differ in strict mode too.  With --temperature the proof needs a --seed and --acceptance
     coupled.  Golden vectors must be reproduced where bits are those of the export: by native operators everywhere, by
     stock ones on the same processor and version of ONNX Runtime.  Digests of all files that run are computed again.

@@ -240,10 +240,10 @@ class LoadedBundle:
     def exact_rows(self) -> bool:
         """Whether methods must write exactly plain decoding's text: strict mode, on graphs made for it.
 
-        For ONNX Runtime's operators on the CPU, and for graphs of optimum, only the probe can tell; if it fails,
+        For ONNX Runtime's operators on the CPU, and for foreign graphs, only the probe can tell; if it fails,
         near-ties may differ.
         """
-        tried = self._stock or self.bundle.manifest.target.origin != "edgespec"
+        tried = self._stock or self.bundle.manifest.target.foreign
         return self.strict and (not tried or self.rows_exact())
 
     def unverified(self) -> list[str]:

@@ -132,14 +132,19 @@ def check_branch(manifest: Manifest, branch: tuple[int, ...]) -> None:
 
     The target or the draft may support only chains, and the tree has siblings below siblings.
     """
-    target = manifest.target.origin == "optimum"
-    draft = manifest.draft is not None and manifest.draft.origin == "optimum" and len(branch) > 1
+    target = manifest.target.foreign
+    draft = manifest.draft is not None and manifest.draft.foreign and len(branch) > 1
     if branch != (1,) and (draft or target):
         raise InvalidRequest(
             f"branch {','.join(map(str, branch))}: the {'target' if target else 'draft'}'s graph was exported by "
-            "optimum, and trees need one of edgespec's own",
+            f"{_origin(manifest, target)}, and trees need one of edgespec's own",
             "leave the branch out; architectures that edgespec emits itself: docs/architectures.md",
         )
+
+
+def _origin(manifest: Manifest, target: bool) -> str:
+    part = manifest.target if target or manifest.draft is None else manifest.draft
+    return part.origin
 
 
 def check_device(device: str, choice: MethodChoice) -> None:
@@ -166,10 +171,10 @@ def own_choice(name: str) -> MethodChoice:
 def _how_to_have(manifest: Manifest, name: str) -> str:
     if name not in METHODS:
         return f"check the spelling; {METHODS.refused('method', name).hint}"
-    if manifest.target.origin == "optimum" and METHODS[name].needs not in ("text", "draft"):
+    if manifest.target.foreign and METHODS[name].needs not in ("text", "draft"):
         return (
-            f"its graph was exported by optimum, and {name} needs one of edgespec's own; architectures that edgespec "
-            "emits itself: docs/architectures.md"
+            f"its graph was exported by {manifest.target.origin}, and {name} needs one of edgespec's own; "
+            "architectures that edgespec emits itself: docs/architectures.md"
         )
     return f"export it with `--method {name}`"
 

@@ -35,9 +35,9 @@ def chosen_format(source: LoadedSource) -> FormatChoice:
     """
     options, arch = source.options, source.arch
     budget = available_memory().reachable if options.budget is None else options.budget
-    if arch is None:  # a graph of optimum's: its sizes are not planned
+    if arch is None:  # a foreign graph: its sizes are not planned
         pick = Candidate("int8", 0, 0, 1.0, True, None)
-        return FormatChoice(pick, (pick,), "it goes through optimum", False)
+        return FormatChoice(pick, (pick,), "its graph is not one of edgespec's own", False)
     if keeps_file(source) and (own := candidate(options, FILE, budget)).fits:
         own = replace(own, loss=NOTHING)
         return FormatChoice(own, (own,))

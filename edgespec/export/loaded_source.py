@@ -85,7 +85,7 @@ class LoadedSource:
 
     @property
     def arch(self) -> Architecture | None:
-        """Return the target's architecture; None = its graphs are optimum's."""
+        """Return the target's architecture; None = its graphs are foreign."""
         return self.models.target.arch
 
     @property

@@ -24,13 +24,13 @@ from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.emit.plan import kept_types
+from edgespec.export.foreign.model import ForeignModel, is_foreign
 from edgespec.export.format_choice import FormatChoice
 from edgespec.export.loaded_source import LoadedSource, Sample, Tokenizers
 from edgespec.export.measuring.reading import Reading, reading, source_rows
 from edgespec.export.measuring.skip_search import read_skip_set
 from edgespec.export.models import check_target, open_models
 from edgespec.export.onnx_model import EmittedModel
-from edgespec.export.optimum.model import OptimumModel, is_foreign
 from edgespec.export.options import ExportOptions, refuse_draft, refuse_reading, refuse_target
 from edgespec.export.quantization.calibration_sound import read_sounds
 from edgespec.export.quantization.calibration_text import read_calibration, unmeasured
@@ -115,7 +115,7 @@ class Values:
         draft: SourceModel
         if is_foreign(path):
             refuse_draft(options, path)
-            draft = OptimumModel.open(path, None)
+            draft = ForeignModel.open(path, None)
         else:
             if arch is not None and arch.hearing is not None and arch.hearing.sound is None:
                 why = "a model that draws by captions has no drafts yet: its other methods need none"
@@ -144,7 +144,7 @@ class Values:
         if options.its_drafter is None and (MTP not in methods or arch is None):
             return None
         if arch is None:
-            raise ExportError("--drafter needs edgespec's own graphs, and this model's are optimum's")
+            raise ExportError("--drafter needs edgespec's own graphs, and this model's are foreign")
         if options.its_drafter is not None:
             found = read_drafter(resolve(options.its_drafter), arch)
         else:
@@ -173,7 +173,7 @@ class Values:
 def _open_target(options: ExportOptions, path: Path) -> SourceModel:
     if is_foreign(path):
         refuse_target(options, options.choice, path)
-        return OptimumModel.open(path, options.context)
+        return ForeignModel.open(path, options.context)
     adapter = None if options.adapter is None else resolve(options.adapter)
     arch = open_model(path, options.context, adapter, options.text_only)
     check_target(arch, options)
@@ -253,7 +253,7 @@ def _calibration(loaded: LoadedSource) -> tuple[Calibration | None, list[str]]:
     options, sample, target = loaded.options, loaded.sample, loaded.models.target
     asked = options.choice.quantizer
     asked = asked if asked and asked.calibrated else None
-    if isinstance(target, OptimumModel) or not (asked or options.calibrates):
+    if isinstance(target, ForeignModel) or not (asked or options.calibrates):
         return None, []
     if sample.read is not None:
         return _calibration_on_sources(loaded, target, sample.read, asked)

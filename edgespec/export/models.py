@@ -24,11 +24,11 @@ from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, Model
 from edgespec.version import __version__
 
 if TYPE_CHECKING:
-    from edgespec.export.optimum.model import OptimumModel
+    from edgespec.export.foreign.model import ForeignModel
     from edgespec.runtimes.text.translation import Translation
 
-    SourceModel = EmittedModel | OptimumModel
-    """A target or a draft, whose graphs edgespec or optimum makes."""
+    SourceModel = EmittedModel | ForeignModel
+    """A target or a draft, whose graphs edgespec or another exporter makes."""
 
 M = TypeVar("M", bound="SourceModel", covariant=True)
 

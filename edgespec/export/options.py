@@ -1,4 +1,4 @@
-"""What ``edgespec export`` asks for, and options that a graph of optimum's cannot serve."""
+"""What ``edgespec export`` asks for, and options that a foreign graph cannot serve."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> N
         ("--adapter", options.adapter is not None),
         ("--operators native", options.operators == "native"),
     ]
-    _refuse(given, f"{path} goes through optimum, whose graph cannot be cut into layers or rewritten",
+    _refuse(given, f"{path} goes through another exporter, whose graph cannot be cut into layers or rewritten",
             f"such a model has the methods {', '.join(needing('text', 'draft'))}, in int4, int8 (quantizers rtn, mse) "
             f"or fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}")  # fmt: skip
 
@@ -296,7 +296,7 @@ def refuse_draft(options: ExportOptions, path: Path) -> None:
         ("--format w8a8", (options.draft_format or options.format) == "w8a8"),
     ]
     hint = f"leave it out, or take a draft that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}"
-    _refuse(given, f"the draft {path} goes through optimum, whose graphs know no such thing", hint)
+    _refuse(given, f"the draft {path} goes through another exporter, whose graphs know no such thing", hint)
 
 
 def refuse_reading(options: ExportOptions) -> None:

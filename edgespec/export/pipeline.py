@@ -36,6 +36,7 @@ from edgespec.export.calibrated import CALIBRATED, note
 from edgespec.export.codes import CodeTensors, ended, read_codes, write_codes
 from edgespec.export.codes.write import FOLDER
 from edgespec.export.encoder import encoder_plan, export_encoder, open_encoder
+from edgespec.export.foreign.write import WORK
 from edgespec.export.loaded_source import LoadedSource
 from edgespec.export.loading import load_source
 from edgespec.export.measuring.drafters import measure_drafter
@@ -44,7 +45,6 @@ from edgespec.export.measuring.mixer import BitAllocation, Mixer
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.measuring.vision_parity import tower_note
 from edgespec.export.models import Parts, is_gated, make_manifest, weight_bytes
-from edgespec.export.optimum.write import WORK
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, unmeasured
 from edgespec.export.quantization.coded_keys import prepare_attention
@@ -430,7 +430,7 @@ def _attending(source: LoadedSource, written: Written) -> Callable[[Slot], None]
 
 
 def _sizes(source: LoadedSource, choice: WeightChoice, draft_choice: WeightChoice) -> dict[str, int]:
-    """Name the bytes of all weight files; of what goes through optimum sizes are good to a few percent."""
+    """Name the bytes of all weight files; of what another exporter makes sizes are good to a few percent."""
     options, models = source.options, source.models
     target = models.target.weight_bytes(choice, options.operators)
     draft = None if models.draft is None else models.draft.weight_bytes(draft_choice, options.operators)

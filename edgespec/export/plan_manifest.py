@@ -273,17 +273,17 @@ def _opened(
     except NotCausalLM:
         raise
     except UnsupportedModel as error:
-        from edgespec.export.optimum.model import find_graph, is_foreign, unsupported
-        from edgespec.export.optimum.write import optimum_missing
+        from edgespec.export.foreign.model import find_graph, is_foreign, unsupported
+        from edgespec.export.foreign.write import exporter_missing
         from edgespec.export.source.stored import read_object as described
 
         if not is_foreign(path):
             raise
-        missing = optimum_missing()
+        missing = exporter_missing()
         if missing and find_graph(path) is None:
             raise unsupported(path, described(path / "config.json", ""), missing) from error
         raise UnsupportedModel(
-            f"{error.message}; others go through optimum, whose graphs cannot be planned",
+            f"{error.message}; others go through transformers, whose graphs cannot be planned",
             "export it, and plan with the bundle",
         ) from error
 

@@ -230,7 +230,7 @@ def prove(
     """
     wanted = settings.changed(fallback=False)
     expected = [engine.generate(prompt, wanted, method=AR).tokens for prompt in prompts]
-    chains = engine.bundle.manifest.target.origin == "optimum" or (engine.strict and not engine.exact_rows)
+    chains = engine.bundle.manifest.target.foreign or (engine.strict and not engine.exact_rows)
     proofs = []
     for number, name in enumerate(methods):
         proof = MethodProof(name, prompts=len(prompts))

@@ -46,8 +46,8 @@ def open_draft(bundle: Bundle, name: str, options: LoadOptions, operators: Opera
         return DeviceModel(bundle.path, part, options.device, False, options.device_precision, bundle.checked)
     # a small draft is done before a second thread has woken up
     small = bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
-    # the target's operators, except that a graph of optimum has only stock ones
-    if "optimum" in (part.origin, bundle.manifest.target.origin):
+    # the target's operators, except that a foreign graph has only stock ones
+    if part.foreign or bundle.manifest.target.foreign:
         operators = choose_operators("stock" if options.operators == "stock" else "auto", part)
     threads = 1 if small else options.threads
     return Model(bundle.path, part, operators.graph(part, False), threads, checked=bundle.checked)

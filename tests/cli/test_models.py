@@ -15,7 +15,7 @@ from edgespec.engine.loading import load
 from edgespec.export.architectures import ARCHITECTURES, VERIFIED
 from edgespec.export.architectures.descriptions import as_used_for
 from edgespec.export.bundle.model_part import open_model
-from edgespec.export.optimum import model as foreign_model
+from edgespec.export.foreign import model as foreign_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.runtimes.files.manifest import read_manifest
 from tests.cli.conftest import Command
@@ -203,7 +203,7 @@ def test_a_text_half_that_is_not_supported_either(whole: Callable[[str], Path], 
         assert error["hint"] == "take another model"
 
 
-@pytest.mark.parametrize("missing", [None, "optimum is not installed here"])
+@pytest.mark.parametrize("missing", [None, "transformers is not installed here"])
 @pytest.mark.parametrize(
     "config, words",
     [({"model_type": "longt5", "is_encoder_decoder": True}, "'longt5' is not supported: it needs local and transient"),
@@ -219,8 +219,8 @@ def test_encoders_are_refused_by_name_without_useless_advice(
     words: str,
     missing: str | None,
 ) -> None:
-    """Whether optimum is there or not: no graph of its that has an encoder can be run."""
-    monkeypatch.setattr(foreign_model, "optimum_missing", lambda: missing)
+    """Whether transformers is there or not: no graph of its that has an encoder can be run."""
+    monkeypatch.setattr(foreign_model, "exporter_missing", lambda: missing)
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), "utf-8")

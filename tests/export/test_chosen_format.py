@@ -189,10 +189,10 @@ def test_a_model_that_hears_is_int8_and_says_that_nothing_was_measured() -> None
     assert "int8, quality loss not measured (it reads recordings" in found["choice"]["line"]
 
 
-def test_a_graph_of_optimum_is_int8_and_says_that_nothing_was_measured(tmp_path: Path) -> None:
+def test_a_foreign_graph_is_int8_and_says_that_nothing_was_measured(tmp_path: Path) -> None:
     found = planned(foreign.write_export(tmp_path / "model", hf.CONFIGS["llama_tied_gqa"], 3))
     assert found["format"] == "int8"
-    assert "not measured (it goes through optimum)" in found["choice"]["line"]
+    assert "not measured (its graph is not one of edgespec's own)" in found["choice"]["line"]
 
 
 def test_a_large_model_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,11 +106,11 @@ def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[s
     shutil.copytree(checkpoint("llama_tied_gqa"), folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}), "utf-8")
+    from edgespec.export.foreign.write import exporter_missing
     from edgespec.export.loading import load_source
-    from edgespec.export.optimum.write import optimum_missing
 
-    if optimum_missing() is None:
-        pytest.skip("optimum is installed: the export would go through it")
+    if exporter_missing() is None:
+        pytest.skip("transformers is installed: the export would go through it")
     said = []
     for plan in (lambda: plan_of(folder), lambda: load_source(ExportOptions(str(folder), tmp_path / "out"))):
         with pytest.raises(UnsupportedModel) as caught:

@@ -74,7 +74,7 @@ def refuse_senses(path: Path, what: str, text_kind: str | None, known: Mapping[s
 
 
 def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:
-    """Refuse models with an unsupported encoder: neither this package nor graphs of optimum run it."""
+    """Refuse models with an unsupported encoder: neither this package nor a foreign graph runs it."""
     if config.get("is_encoder_decoder") is True or kind in (*LACKING, "blenderbot"):
         why = f"it needs {LACKING[kind]}" if kind in LACKING else "its layers are not described here"
         raise NotCausalLM(

@@ -92,7 +92,7 @@ def open_draft(
     """Open a draft model, with its vision or audio encoder if the target has one too; otherwise only its text part.
 
     Args:
-        target: None = one of optimum's graphs.
+        target: None = a foreign graph.
         image_rows: maximum rows of an image; None = the model's own maximum.
         opener: ``open_model``, or ``open_described``.
     """

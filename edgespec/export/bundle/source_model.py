@@ -1,4 +1,4 @@
-"""Steps of an export for one model, whose graphs come from edgespec (onnx_model.py) or optimum (optimum/model.py)."""
+"""Steps of an export for one model: graphs of edgespec (onnx_model.py) or of another exporter (foreign/model.py)."""
 
 from __future__ import annotations
 

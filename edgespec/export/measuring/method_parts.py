@@ -128,7 +128,7 @@ class MethodMeasurer:
         translation: Translation | None,
     ) -> tuple[MethodPart, Matching]:
         folder, part = written
-        wanted = "auto" if part.origin == "optimum" else self.operators
+        wanted = "auto" if part.foreign else self.operators
         graph = choose_operators(wanted, part).graph(part, strict=False)
         draft = open_slot(Model(folder, part, graph, self.threads))
         if read is not None:

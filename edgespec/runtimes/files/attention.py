@@ -55,9 +55,9 @@ def choose_attention(
         if draft is None and wanted in (None, "f32"):
             return AttentionChoice("f32")
         what = f"attention {wanted}" if wanted not in (None, "f32") else f"draft attention {draft}"
-        if part.origin == "optimum":
+        if part.foreign:
             raise InvalidRequest(
-                f"{what} needs native operators, and this model's graph was exported by optimum",
+                f"{what} needs native operators, and this model's graph was exported by {part.origin}",
                 "architectures that edgespec emits itself: docs/architectures.md",
             )
         raise InvalidRequest(f"{what} needs native operators", "see `edgespec info` for why they are off")

@@ -63,7 +63,7 @@ MANIFEST = "edgespec.json"
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
 Precision = Literal["fp32", "fp16"]
-Origin = Literal["edgespec", "optimum"]
+Origin = Literal["edgespec", "optimum", "transformers"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
 MODELS = "target", "draft", "drafter"
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
@@ -202,8 +202,8 @@ class ModelPart(Part):
 
     ``layout``: the operators whose layout the weights have.  For other operators the weights are repacked, by
     ``index``, into a file called ``converted``, which is never in the bundle: without repacking, such a graph finds
-    no weights. ``origin``: the writer of the graphs; optimum's concatenate keys and values (docs/bundle.md) and run
-    only chains.
+    no weights. ``origin``: the writer of the graphs; others than edgespec's concatenate keys and values
+    (docs/bundle.md) and run only chains.
     """
 
     facts: ModelFacts
@@ -269,6 +269,11 @@ class ModelPart(Part):
         _check_encoder(self.source, self.encoder)
         _check_tower(self)
         return self
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its graphs come from another exporter."""
+        return self.origin != "edgespec"
 
     @property
     def sides(self) -> list[ModelPart]:

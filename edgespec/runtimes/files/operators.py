@@ -42,13 +42,13 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
         return OperatorChoice("native", library.reason)
     if wanted == "stock":
         return OperatorChoice("stock", "asked for")
-    if part.origin == "optimum":
+    if part.foreign:
         if wanted == "native":
             raise BundleError(
-                "this model's graph was exported by optimum: it has only ONNX Runtime's operators",
+                f"this model's graph was exported by {part.origin}: it has only ONNX Runtime's operators",
                 "native operators need an architecture that edgespec emits itself: docs/architectures.md",
             )
-        return OperatorChoice("stock", "the graph was exported by optimum")
+        return OperatorChoice("stock", f"the graph was exported by {part.origin}")
     if NATIVE not in part.graphs:
         if wanted == "native":
             raise BundleError("this bundle has no graph for native operators", "export it again with this version")

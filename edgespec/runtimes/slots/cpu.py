@@ -20,7 +20,7 @@ from edgespec.runtimes.slots.stock import StockSlot
 
 SIZES = (2, 3, 5)  # rows of the passes that are compared
 PREFIX = 24  # fewest tokens of context
-# nothing is known of a graph that optimum made: more is tried, and across 64 tokens, where sums of wide heads change
+# nothing is known of a foreign graph: more is tried, and across 64 tokens, where sums of wide heads change
 FOREIGN_SIZES, FOREIGN_PREFIX = (2, 3, 5, 9), 62
 DEPTHS = (14, 30, 62, 126, 254, 510)  # tokens before passes of stock operators that cross a power of two
 # how a lone row gets the bits that it has among others: as it is, as a pair (pairs.py), or not at all
@@ -31,7 +31,7 @@ _MOST_BYTES = 8 << 20  # of keys and values for that
 def cpu_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
     """Open a slot over a model on the CPU; ``runtimes.opening.open_slot`` describes the arguments."""
     kind: type[ConcatSlot | NativeSlot | StockSlot] = StockSlot
-    if model.part.origin == "optimum":
+    if model.part.foreign:
         kind = ConcatSlot
     elif model.graph.operators == "native":
         kind = NativeSlot
@@ -44,7 +44,7 @@ def rows_exact(slot: Slot) -> bool:
     Decodes a few tokens one by one, again in blocks and, where trees are to be exact, in a tree, and compares logits.
     The tokens go after the slot's own, which stay, and repeat those, whose embeddings are in memory.
     """
-    foreign = slot.model.part.origin == "optimum"
+    foreign = slot.model.part.foreign
     sizes = FOREIGN_SIZES if foreign else SIZES
     prefix_length = min(FOREIGN_PREFIX, slot.context // 2) if foreign else PREFIX
     held, longest, slot.revocable = list(slot.tokens), max(sizes), True

@@ -13,7 +13,7 @@ from edgespec.errors import EdgespecError
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, front_of, open_model
-from edgespec.export.optimum.model import is_foreign
+from edgespec.export.foreign.model import is_foreign
 from edgespec.export.quantization.reference import reference_rows
 from edgespec.runtimes.audio.processing import Encode, frames_of, sound_features, sound_rows
 from edgespec.runtimes.files.formats import Format

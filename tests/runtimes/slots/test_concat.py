@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.decoding.target import SkipSet
+from edgespec.decoding.target import Pass, Rows, SkipSet
 from edgespec.errors import InvalidRequest
-from edgespec.export.optimum.graph import ForeignGraph
-from edgespec.export.optimum.model import OptimumModel
-from edgespec.export.optimum.write import HEADROOM, write_foreign
+from edgespec.export.foreign.graph import ForeignGraph
+from edgespec.export.foreign.model import ForeignModel
+from edgespec.export.foreign.write import HEADROOM, write_foreign
 from edgespec.export.quantization.weights import WeightChoice
+from edgespec.runtimes.files.facts import ModelFacts
 from edgespec.runtimes.files.formats import Format
-from edgespec.runtimes.files.manifest import Graph
+from edgespec.runtimes.files.manifest import Graph, ModelPart
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.concat import FLOAT, INTEGER, ConcatPorts, Port
+from edgespec.runtimes.slots.concat import FLOAT, INTEGER, Cached, ConcatPorts, ConcatSlot, Port
 from edgespec.runtimes.slots.cpu import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -49,7 +53,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
         if key not in models:
             folder = tmp_path_factory.mktemp("part")
             source = write_export(tmp_path_factory.mktemp("export"), CONFIG, hf.SEEDS[NAME], positions=positions)
-            model = OptimumModel.open(source, None)
+            model = ForeignModel.open(source, None)
             part = write_foreign(folder, model.open_graph(), model.facts, WeightChoice.of(form, None, None)).part
             padded = {"padded": Graph(file=part.graphs["plain"].file, padded=True)}
             part = part.model_copy(update={"graphs": part.graphs | padded})
@@ -274,11 +278,11 @@ def test_ports_are_found_whatever_their_order() -> None:
     given, made = ports()
     found = ConcatPorts.match(given[::-1], made[::-1])
     assert found == ConcatPorts.match(given, made)
-    assert (found.layers, found.kv_heads, found.head_dim, found.vocab) == (2, 2, 16, 160)
+    assert (len(found.cache), found.heads, found.vocab, found.states, found.single) == (4, (2, 16), 160, False, False)
     assert found.fed == ("input_ids", "attention_mask")
-    assert found.cache[1] == ("past_key_values.0.value", "present.0.value")
+    assert found.cache[1] == Cached("past_key_values.0.value", "present.0.value", (1, 2, None, 16))
     renamed = [replace(port, name=port.name.replace("present.", "present_key_values.")) for port in made]
-    assert ConcatPorts.match(given, renamed).cache[0] == ("past_key_values.0.key", "present_key_values.0.key")
+    assert ConcatPorts.match(given, renamed).cache[0].present == "present_key_values.0.key"
 
 
 KEY = "past_key_values.1.key"
@@ -293,9 +297,10 @@ KEY = "past_key_values.1.key"
         ({f"past_key_values.{pair}": None for pair in PAIRS}, "without a cache"),
         ({"present.1.key": None}, "4 past keys and values, but 3 present"),
         ({KEY: Port(KEY, "tensor(float16)", ("b", 2, "p", 16))}, "export it in float32"),
-        ({KEY: Port(KEY, FLOAT, ("b", "p", 2, 16))}, "expected \\[batch, heads, tokens, head size\\]"),
-        ({KEY: Port(KEY, FLOAT, ("b", "p", 32))}, "expected \\[batch, heads, tokens, head size\\]"),
-        ({KEY: Port(KEY, FLOAT, ("b", 4, "p", 16))}, "several shapes"),
+        ({KEY: Port(KEY, FLOAT, ("b", "p", 2, 16))}, "expected the same sizes"),
+        ({KEY: Port(KEY, FLOAT, ("b", "p", 32))}, "expected the same sizes"),
+        ({KEY: Port(KEY, FLOAT, ("b", 4, "p", 16))}, "expected the same sizes"),
+        ({KEY: Port(KEY, FLOAT, ("b", 2, "p", "d"))}, "one for the tokens at most"),
         ({"logits": Port("logits", "tensor(float16)", ("b", "s", 160))}, "output logits"),
         ({"logits": None}, "got nothing"),
     ],
@@ -303,3 +308,124 @@ KEY = "past_key_values.1.key"
 def test_other_graphs_are_refused(changes: dict[str, Port | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConcatPorts.match(*ports(**changes))
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+WIDTH, SIZE = 4, 11
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> tuple[ConcatSlot, Rows, Rows]:
+    """Give a slot over a graph of single rows, with a state and a cache, and its two matrices."""
+    random, folder = np.random.default_rng(2), tmp_path_factory.mktemp("recurrent")
+    embedding, head = (random.standard_normal(shape, np.float32) for shape in ((SIZE, WIDTH), (WIDTH, SIZE)))
+
+    def value(name: str, kind: int, *shape: int | str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    def constant(name: str, array: NDArray[Any]) -> onnx.TensorProto:
+        return numpy_helper.from_array(array, name)
+
+    nodes = [
+        helper.make_node("Gather", ["embedding", "input_ids"], ["row"]),  # [1, 1, width]
+        helper.make_node("Reshape", ["row", "flat"], ["x"]),
+        helper.make_node("Mul", ["past.0", "half"], ["faded"]),
+        helper.make_node("Add", ["faded", "x"], ["present.0"]),
+        helper.make_node("Unsqueeze", ["row", "first"], ["wide"]),
+        helper.make_node("Concat", ["past.1", "wide"], ["present.1"], axis=2),
+        helper.make_node("ReduceSum", ["present.1", "tokens"], ["total"], keepdims=0),  # [1, 1, width]
+        helper.make_node("Add", ["total", "present.0"], ["seen"]),
+        helper.make_node("MatMul", ["seen", "head"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "recurrent",
+        [
+            value("input_ids", TensorProto.INT64, 1, 1),
+            value("past.0", TensorProto.FLOAT, 1, WIDTH),
+            value("past.1", TensorProto.FLOAT, 1, 1, "p", WIDTH),
+        ],
+        [
+            value("logits", TensorProto.FLOAT, 1, 1, SIZE),
+            value("present.0", TensorProto.FLOAT, 1, WIDTH),
+            value("present.1", TensorProto.FLOAT, 1, 1, "t", WIDTH),
+        ],
+        [
+            constant("embedding", embedding),
+            constant("head", head),
+            constant("flat", np.array([1, WIDTH])),
+            constant("half", np.array(0.5, np.float32)),
+            constant("first", np.array([0])),
+            constant("tokens", np.array([2])),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, str(folder / "model.onnx"))
+    facts = ModelFacts(architecture="tide", layers=1, hidden=WIDTH, intermediate=WIDTH, heads=1, kv_heads=1,
+                       head_dim=WIDTH, vocab=SIZE, context=48)  # fmt: skip
+    graphs = {"strict": Graph(file="model.onnx"), "plain": Graph(file="model.onnx")}
+    part = ModelPart(facts=facts, format="fp32", graphs=graphs, weights="model.data", layout="stock", extra_rows=16,
+                     min_rows=1, origin="transformers")  # fmt: skip
+    return ConcatSlot(Model(folder, part, "strict", 1), reserve=1), embedding, head
+
+
+def expected_logits(text: Sequence[int], embedding: Rows, head: Rows) -> Rows:
+    """Compute the logits after every token of a text."""
+    state, total, found = np.zeros(WIDTH, np.float32), np.zeros(WIDTH, np.float32), []
+    for token in text:
+        state, total = state / 2 + embedding[token], total + embedding[token]
+        found.append((state + total) @ head)
+    return np.array(found)
+
+
+def test_states_follow_whatever_is_kept_and_cropped(recurrent: tuple[ConcatSlot, Rows, Rows]) -> None:
+    """Rejected rows leave nothing in a state, and a shorter text is read again."""
+    slot, *matrices = recurrent
+    random, text = np.random.default_rng(4), list[int]()
+    slot.follow([])
+    for _ in range(40):
+        if len(text) > 30:
+            slot.follow(text[:7])
+            text = list(slot.tokens)
+            assert text == []  # states do not go back to a part
+        rows = random.integers(0, SIZE, int(random.integers(1, 6)))
+        expected = expected_logits([*text, *rows.tolist()], *matrices)[len(text) :]
+        if random.random() < 0.3:  # guesses of a draft, which are thrown away
+            found = slot.run(Pass(rows, draft=True)).logits
+        else:
+            found = slot.forward(rows).logits
+            kept = int(random.integers(0, len(rows) + 1))
+            slot.keep(range(kept))
+            text += rows[:kept].tolist()
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+        assert slot.tokens == text
+
+
+def test_hypotheses_about_a_text_with_states(recurrent: tuple[ConcatSlot, Rows, Rows]) -> None:
+    slot, *matrices = recurrent
+    slot.follow([])
+    text = [3, 1, 4, 1, 5, 9]
+    slot.prefill(text)
+    rows, parents, visible = np.array([7, 2, 8, 6]), np.array([-1, 0, -1, -1]), np.array([4, 4, 2, 6])
+    found = slot.run(Pass(rows, parents=parents, visible=visible)).logits
+    for at, before in enumerate(([*text[:4], 7], [*text[:4], 7, 2], [*text[:2], 8], [*text, 6])):
+        np.testing.assert_allclose(found[at], expected_logits(before, *matrices)[-1], rtol=1e-4, atol=1e-4)
+    after = slot.forward(np.array([2])).logits[0]
+    np.testing.assert_allclose(after, expected_logits([*text, 2], *matrices)[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_states_are_saved_and_restored(recurrent: tuple[ConcatSlot, Rows, Rows]) -> None:
+    slot, *matrices = recurrent
+    slot.follow([])
+    text = [3, 1, 4, 1, 5]
+    slot.prefill(text)
+    held, state = [array.copy() for array in slot.held()], slot.state()
+    slot.follow([])
+    slot.prefill([7, 7])
+    for array, saved in zip(slot.take_up(text, len(text)), held, strict=True):
+        array[...] = saved
+    assert slot.put_state(state)
+    assert not slot.put_state(state[:-4])
+    after = slot.forward(np.array([2])).logits[0]
+    np.testing.assert_allclose(after, expected_logits([*text, 2], *matrices)[-1], rtol=1e-4, atol=1e-4)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import BEST, HYPOTHESES, OPTIONAL, Pass, SkipSet
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export.emit.device import add_device_graphs
-from edgespec.export.optimum.model import OptimumModel
-from edgespec.export.optimum.write import write_foreign
+from edgespec.export.foreign.model import ForeignModel
+from edgespec.export.foreign.write import write_foreign
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import SkipSetPart
 from edgespec.runtimes.opening import open_slot
@@ -54,7 +54,7 @@ def slots(writer: Callable[..., Written], tmp_path_factory: pytest.TempPathFacto
     def model(kind: str) -> Any:
         if kind == "optimum":
             source = write_export(tmp_path_factory.mktemp("export"), hf.CONFIGS[NAME], hf.SEEDS[NAME], positions=True)
-            opened = OptimumModel.open(source, None)
+            opened = ForeignModel.open(source, None)
             folder = tmp_path_factory.mktemp("part")
             made = write_foreign(folder, opened.open_graph(), opened.facts, WeightChoice.of("fp32", None, None))
             return Model(folder, made.part, "plain", 1)

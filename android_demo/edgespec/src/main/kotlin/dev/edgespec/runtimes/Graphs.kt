@@ -111,8 +111,8 @@ class OperatorChoice(val kind: String) {
 
 /** Native operators where their [library] is there and the bundle's weights are theirs, else stock ones. */
 fun chooseOperators(wanted: String, part: ModelPart, library: File?): OperatorChoice {
-    if (part.origin == "optimum") throw BundleError(
-        "this model's graph was exported by optimum, which this runtime does not decode",
+    if (part.origin != "edgespec") throw BundleError(
+        "this model's graph was exported by ${part.origin}, which this runtime does not decode",
         "export a model of an architecture that edgespec emits itself",
     )
     if (wanted !in listOf("auto", "stock", "native")) throw BundleError("operators '$wanted': expected auto, stock or native")

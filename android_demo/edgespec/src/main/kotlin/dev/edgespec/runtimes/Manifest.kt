@@ -239,7 +239,7 @@ private fun Reader.model(): ModelPart {
             HeadGroup(text("name"), kind, int("count", 1), intOrNull("layer", 0) ?: 0, inner, flag("own"))
         },
         partOrNull("head_vocab") { HeadVocab(path("file"), int("size", 1)) }, flag("cut"),
-        textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec", ints("aux_hidden_layers", 0), decoder,
+        textOrNull("origin", listOf("edgespec", "optimum", "transformers")) ?: "edgespec", ints("aux_hidden_layers", 0), decoder,
         textOrNull("head_format", FORMATS), textOrNull("embedding_format", FORMATS), (numberOrNull("low_nibble_bytes") ?: 0.0) > 0,
         partOrNull("source") {
             fun Reader.width(name: String) = int(name, 1, MOST_WIDTH)

@@ -1,4 +1,4 @@
-"""A model whose graph comes from optimum: its location, and its facts from config.json and the graph."""
+"""A model whose graph optimum or transformers exports: its location, and its facts from config.json and the graph."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from edgespec.export.bundle.progress import Progress
 from edgespec.export.bundle.sizes import MODEL
 from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.drafters.head_choice import HeadChoice
+from edgespec.export.foreign.graph import ForeignGraph, choose_strict
+from edgespec.export.foreign.write import HEADROOM, WORK, capture_graph, exporter_missing, foreign_parity, write_foreign
 from edgespec.export.measuring.reading import Reading
-from edgespec.export.optimum.graph import ForeignGraph, choose_strict
-from edgespec.export.optimum.write import HEADROOM, WORK, export_graph, foreign_parity, optimum_missing, write_foreign
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
@@ -29,7 +29,7 @@ from edgespec.export.source.ct2_files import spec_of
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.source.stored import read_object
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import ModelFacts, ModelPart, Precision, SkipSetPart
+from edgespec.runtimes.files.manifest import ModelFacts, ModelPart, Origin, Precision, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.cpu import rows_exact
@@ -60,22 +60,23 @@ class Folder:
 
 
 @dataclass
-class OptimumModel:
-    """A decoder whose graph is optimum's."""
+class ForeignModel:
+    """A decoder whose graph is not edgespec's."""
 
     arch: ClassVar[None] = None  # edgespec does not know the architecture of its graph
     source: Folder  # the folder of config.json and the tokenizer's files
     config: dict[str, Any]  # the parsed config.json
     facts: ModelFacts  # sizes; by config.json until the graph is opened, which knows better
-    file: Path | None  # the graph; None = optimum is to make it
+    file: Path | None  # the graph; None = transformers is to make it
     translation: Translation | None = None  # it is a draft with another tokenizer
+    origin: Origin = "optimum"  # who made the graph
 
     @classmethod
-    def open(cls, path: Path, context: int | None) -> OptimumModel:
-        """Open a folder that holds an export of optimum's, or a checkpoint that optimum can export here.
+    def open(cls, path: Path, context: int | None) -> ForeignModel:
+        """Open a folder that holds an export of optimum's, or a checkpoint that transformers can export here.
 
         Raises:
-            UnsupportedModel: no graph is there, and optimum neither.
+            UnsupportedModel: no graph is there, and no exporter either.
             ExportError: unreadable, incomplete, or a context beyond the model's.
         """
         file = find_graph(path)
@@ -85,11 +86,11 @@ class OptimumModel:
             raise refuse_senses(path, what, text_kind(config), READ)
         refuse_encoder(path, describe(config), config)
         if file is None:
-            if missing := optimum_missing():
+            if missing := exporter_missing():
                 raise unsupported(path, config, missing)
             Checkpoint.open(path)  # weights are there, and no pickles
         facts = _facts(home / "config.json", config, context)
-        model = cls(Folder(home), config, facts, file)
+        model = cls(Folder(home), config, facts, file, origin="transformers" if file is None else "optimum")
         if file is not None:
             model.open_graph()
         limit = model.facts.context
@@ -147,18 +148,29 @@ class OptimumModel:
         raise AssertionError("refused by ``refuse_draft``")
 
     def write(self, writing: Writing) -> WrittenModel:
-        """Write a part whose graph is optimum's, which is exported now unless it exists."""
+        """Write a part whose graph is not edgespec's; it is captured now unless it exists."""
         what, choice = writing.what, writing.choice
         if self.file is None:
-            writing.progress("optimum", 0, 1, f"{what}: optimum makes the graph")
+            writing.progress("transformers", 0, 1, f"{what}: transformers makes the graph")
         graph = self.open_graph(writing.folder / WORK / what)
         if choice.quantizer is not None and choice.quantizer.calibrated:  # a draft: its inputs are not known here
             choice = replace(choice, quantizer=QUANTIZERS[DEFAULT_QUANTIZER])
         writing.progress("weights", 0, 1, what)
         folder = writing.folder / writing.prefix
-        written = write_foreign(folder, graph, self.facts, choice, draft=writing.draft, prefix=writing.prefix,
-                                progress=lambda done, of: writing.progress("quantize", done, of, what))  # fmt: skip
-        if writing.draft:
+
+        def quantized(done: int, of: int) -> None:
+            writing.progress("quantize", done, of, what)
+
+        written = write_foreign(
+            folder,
+            graph,
+            self.facts,
+            choice,
+            draft=writing.draft,
+            prefix=writing.prefix,
+            progress=quantized,
+        )
+        if writing.draft or graph.ports.single:
             return written
 
         def exact(part: ModelPart) -> bool:
@@ -189,24 +201,22 @@ class OptimumModel:
         return {"traits": [], "graph": f"{graph.producer_name} {graph.producer_version}".strip() or "unknown"}
 
     def open_graph(self, work: Path | None = None) -> ForeignGraph:
-        """Open the graph; without one optimum exports it into the new folder ``work``."""
+        """Open the graph; without one transformers exports it into the new folder ``work``."""
         if self.file is None:
             assert work is not None
-            export_graph(self.source.path, work)
-            self.file = find_graph(work)
-            if self.file is None:
-                raise ExportError(
-                    f"{self.source.path}: optimum wrote no {GRAPH}", "try `optimum-cli export onnx` by hand"
-                )
+            capture_graph(self.source.path, work)
+            self.file = work / GRAPH
         graph = ForeignGraph(self.file)
-        ports = graph.ports
-        known = {"layers": ports.layers, "kv_heads": ports.kv_heads, "head_dim": ports.head_dim}
+        self.origin, ports = graph.origin, graph.ports
+        kv_heads, head_dim = ports.heads or (1, max(1, -(-ports.values_per_token // (2 * self.facts.layers))))
+        known = {"kv_heads": kv_heads, "head_dim": head_dim}
+        if ports.heads:
+            known["layers"] = len(ports.cache) // 2
         if ports.vocab is not None:
             known["vocab"] = ports.vocab
-        if self.facts.heads % ports.kv_heads:
+        if self.facts.heads % kv_heads:
             raise ExportError(
-                f"{self.file}: has {ports.kv_heads} KV heads, and config.json {self.facts.heads} heads: "
-                "expected a multiple",
+                f"{self.file}: has {kv_heads} KV heads, and config.json {self.facts.heads} heads: expected a multiple",
                 "give the config.json that the graph was exported with",
             )
         self.facts = self.facts.model_copy(update=known)
@@ -214,7 +224,7 @@ class OptimumModel:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a model goes through optimum: edgespec does not emit its architecture, or only a graph is there."""
+    """Whether a model goes through another exporter: edgespec does not emit it, or only a graph is there."""
     if not path.is_dir() or spec_of(path) is not None:
         return False
     config = next((at / "config.json" for at in (path, path / "onnx") if (at / "config.json").is_file()), None)
@@ -253,7 +263,7 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
             raise ExportError(f"{file}: expected a positive integer {name}, got {value!r}", hint)
         return value
 
-    hidden, heads = read("hidden"), read("heads")
+    hidden, heads = read("hidden"), read("heads", 1)  # without attention: one
     return part_of(
         ModelFacts,
         file,
@@ -272,10 +282,9 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
 
 
 def unsupported(path: Path, config: dict[str, Any], missing: str) -> UnsupportedModel:
-    """Return the error for an architecture that is not emitted, where optimum cannot help: ``missing`` says why."""
+    """Return the error for an architecture that is not emitted; ``missing`` says why transformers cannot help."""
     return UnsupportedModel(
-        f"{path}: {refusal(describe(config))}; others go through optimum, but {missing}",
-        f"{install_hint('optimum')}, in its own environment (its transformers is older than that of the extra train), "
-        "or run `optimum-cli export onnx --model MODEL --task text-generation-with-past DIR` "
-        f"elsewhere and give DIR; {ADDING}",
+        f"{path}: {refusal(describe(config))}; others go through transformers, but {missing}",
+        f"{install_hint('transformers')}, or give the folder that `optimum-cli export onnx --model MODEL --task "
+        f"text-generation-with-past DIR` wrote elsewhere; {ADDING}",
     )

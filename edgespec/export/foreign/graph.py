@@ -1,9 +1,11 @@
-"""An ONNX file of optimum: its ports, its tensors, the matrices that can be quantized, and its strict form.
+"""An ONNX file of another exporter: its ports, its tensors, the matrices that can be quantized, and its strict form.
 
 In strict mode no product of two activations ever has a single row.  If both factors are computed, as in attention's two
 products, ONNX Runtime multiplies one row by other kernels than several rows.  It packs constant matrices and does not
 do this with them (docs/dev/runtime.md).  So those products repeat their last row, and drop it from the result.  The
 rest of the graph sees only the rows of the pass.
+
+A graph of single rows needs none of this: every pass of it has the same shapes.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from edgespec.errors import BundleError, ExportError
 from edgespec.export.bundle.model_part import MAIN, STRICT
 from edgespec.export.source.source import PIECE_BYTES
 from edgespec.runtimes.files.graph_check import check_graph
-from edgespec.runtimes.files.manifest import Graph, ModelPart
+from edgespec.runtimes.files.manifest import Graph, ModelPart, Origin
 from edgespec.runtimes.slots.concat import FLOAT, INTEGER, ConcatPorts, Port
 
 _KINDS = {TensorProto.FLOAT: FLOAT, TensorProto.INT64: INTEGER}
 _QUANTIZED = re.compile(r"MatMulNBits|.*Integer|.*Quantiz.*|QLinear.*|QAttention|QGemm|GatherBlockQuantized")
 _LAYER = re.compile(r"(?:^|[./])(?:layers|layer|h|blocks|block)[./](\d+)[./]")
-_AGAIN = "export it with `optimum-cli export onnx --task text-generation-with-past`, in float32"
+_AGAIN = "give the checkpoint itself, or an export of `optimum-cli export onnx --task text-generation-with-past`"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class ForeignGraph:
             check_graph(path, "stock")
         except BundleError as error:
             raise ExportError(error.message, _AGAIN) from error
+
+    @property
+    def origin(self) -> Origin:
+        """Name who made it, by what its caches are called."""
+        return "transformers" if self.ports.cache[0].past == "past.0" else "optimum"
 
     @property
     def parameters(self) -> int:
@@ -119,7 +126,7 @@ class ForeignGraph:
             if not usual or (bias and (bias not in self.initializers or len(self.initializers[bias].dims) != 1)):
                 continue
             n, k = (tensor.dims[0], tensor.dims[1]) if rows else (tensor.dims[1], tensor.dims[0])
-            name = _named(node.name or node.output[0], self.ports.layers)
+            name = _named(node.name or node.output[0], weight, len(self.ports.cache))
             found.append(Matrix(at, name, weight, rows, n, k, bias or None))
         return found
 
@@ -143,10 +150,10 @@ def _port(value: Any) -> Port:
     return Port(value.name, name, tuple(dims))
 
 
-def _named(node: str, layers: int) -> str:
-    """``layers.N.NODE`` for a node of layer N: errors are summed by layer."""
-    layer = _LAYER.search(node)
-    return f"layers.{layer[1]}.{node}" if layer and int(layer[1]) < layers else node
+def _named(node: str, weight: str, most: int) -> str:
+    """``layers.N.NODE`` for a node, or a weight, of layer N: errors are summed by layer."""
+    layer = _LAYER.search(node) or _LAYER.search(weight)
+    return f"layers.{layer[1]}.{node}" if layer and int(layer[1]) < most else node
 
 
 def _line(error: Exception) -> str:
@@ -161,11 +168,12 @@ def double_last_rows(model: onnx.ModelProto) -> int:
     """Give every product of two activations its last row once more, in place; returns how many there are."""
     graph = model.graph
     constant = {tensor.name for tensor in graph.initializer}
+    alone = _single_rows(graph)
     nodes, found = [], 0
     for node in graph.node:
         if node.op_type == "Constant" or (node.op_type in _KEPT and node.input[0] in constant):
             constant.update(node.output)
-        if node.op_type != "MatMul" or node.input[1] in constant:
+        if node.op_type != "MatMul" or node.input[1] in constant or node.input[0] in alone:
             nodes.append(node)
             continue
         found += 1
@@ -185,6 +193,16 @@ def double_last_rows(model: onnx.ModelProto) -> int:
         graph.initializer.extend(
             numpy_helper.from_array(np.array([number], np.int64), name) for name, number in _NUMBERS.items()
         )
+    return found
+
+
+def _single_rows(graph: onnx.GraphProto) -> set[str]:
+    """Name the values that are one row in every pass, such as a token's share of a batch of experts."""
+    found = set()
+    for value in graph.value_info:
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) > 2 and dims[-2].HasField("dim_value") and dims[-2].dim_value == 1:
+            found.add(value.name)
     return found
 
 

@@ -17,9 +17,9 @@ from edgespec.drafters.registry import needing
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, EdgespecError, ExportError
 from edgespec.export.architectures import ARCHITECTURES
-from edgespec.export.optimum.graph import choose_strict
-from edgespec.export.optimum.model import OptimumModel
-from edgespec.export.optimum.write import AGAINST, HEADROOM, write_foreign
+from edgespec.export.foreign.graph import choose_strict
+from edgespec.export.foreign.model import ForeignModel
+from edgespec.export.foreign.write import AGAINST, HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import dry_run, export_model
 from edgespec.export.quantization.levels import dequantize_block, unpack_levels
@@ -71,7 +71,7 @@ def test_a_folder_of_an_export(source: Path, tmp_path: Path, form: Format) -> No
     assert list(manifest.methods) == ["ar", "ngram"]
     assert manifest.tokenizer.eos == [hf.EOS]
     assert manifest.provenance["graph"] == "pytorch 2.0"
-    assert parity["against"] == AGAINST
+    assert parity["against"] == f"{AGAINST} optimum"
     assert len(parity["weight_error_by_layer"]) == 2
     if form == "fp32":
         assert parity["logit_max_error"] < 1e-3
@@ -116,7 +116,7 @@ def test_matrices_are_quantized_and_nothing_else(source: Path, tmp_path: Path) -
 @pytest.mark.parametrize("answers", ["yes", "no yes", "no no"])
 def test_the_strict_graph_is_found_by_trying(source: Path, tmp_path: Path, answers: str) -> None:
     """It doubles attention's rows, else adds a dummy row in every pass; if neither works, strict mode is missing."""
-    model, asked = OptimumModel.open(source, None), iter(answers.split())
+    model, asked = ForeignModel.open(source, None), iter(answers.split())
     part = write_foreign(tmp_path, model.open_graph(), model.facts, WeightChoice.of("fp32", None, None)).part
     products = [
         node
@@ -241,7 +241,7 @@ def test_what_a_foreign_draft_cannot_be(source: Path, checkpoint: Callable[[str]
     ],
 )
 def test_options_that_need_graphs_of_our_own(source: Path, tmp_path: Path, options: dict[str, Any], named: str) -> None:
-    message = refused(f"{named}: .* goes through optimum", source, tmp_path / "bundle", **options)
+    message = refused(f"{named}: .* goes through another exporter", source, tmp_path / "bundle", **options)
     assert ", ".join(needing("text", "draft")) in message
     assert all(name in message for name in ARCHITECTURES)
 

@@ -1,11 +1,10 @@
-"""A graph of optimum as a part of a bundle: tensors in one weight file, matrices quantized on request, parity.
+"""A foreign graph as a part of a bundle: tensors in one weight file, matrices quantized on request, parity.
 
 The exporter runs in a separate process, which frees torch's memory and hides its output.
 """
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +23,8 @@ from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import Errors, WeightFile, add_error
 from edgespec.export.emit.graph import MICROSOFT, alive, reads, stored_tensor
 from edgespec.export.emit.plan import INLINE_BYTES, WEIGHTS, WeightLayout
+from edgespec.export.foreign.graph import ForeignGraph, Matrix, double_last_rows
 from edgespec.export.measuring.parity import compared, compared_rows
-from edgespec.export.optimum.graph import ForeignGraph, Matrix, double_last_rows
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Graph, ModelFacts, ModelPart
@@ -33,64 +32,57 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
-_ERROR = re.compile(r"[\w.]+(Error|Exception|Killed|Exit): ")
-TASK = "text-generation-with-past"
-_CALL = """
-import sys
-from optimum.exporters.onnx import main_export
-main_export(sys.argv[1], output=sys.argv[2], task=sys.argv[3], dtype="fp32", device="cpu", trust_remote_code=False)
-"""
+_NEEDED = {"transformers.exporters": "transformers 5.23 or newer", "torch": "torch", "onnxscript": "onnxscript"}
+_CAPTURE = "edgespec.export.foreign.capture"
 
 
-def optimum_missing() -> str | None:
-    """Why optimum's exporter cannot be called in this environment; None = it can."""
-    for name in ("optimum", "optimum.exporters", "optimum.exporters.onnx", "torch", "transformers"):
+def exporter_missing() -> str | None:
+    """Why transformers' exporter cannot be called in this environment; None = it can."""
+    for name, what in _NEEDED.items():
         try:
             if find_spec(name) is None:
-                return f"{'optimum-onnx' if name.startswith('optimum') else name} is not installed here"
+                return f"{what} is not installed here"
         except ImportError as error:
-            return f"{name} cannot be imported here: {error}"
+            return f"{what} is not installed here: {error}"
     return None
 
 
-def export_graph(model: Path, folder: Path) -> None:
-    """Let optimum export a checkpoint in float32 into a new folder.
+def capture_graph(model: Path, folder: Path) -> None:
+    """Let transformers export a checkpoint in float32 into a new folder.
 
     Raises:
-        ExportError: it fails; the message has the line that names the error, or the last one.
+        ExportError: it fails; the message has its last line.
     """
     folder.mkdir(parents=True)
-    command = [sys.executable, "-c", _CALL, str(model.resolve()), str(folder.resolve()), TASK]
+    command = [sys.executable, "-m", _CAPTURE, str(model.resolve()), str(folder.resolve())]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        # messages of several lines begin with the error's name, and end with general advice
-        named = [line for line in lines if _ERROR.match(line)]
-        last = (named or lines or [f"exit code {done.returncode}"])[-1]
+        why = lines[-1] if lines else f"exit code {done.returncode}"
         raise ExportError(
-            f"{model}: optimum's exporter failed: {last}",
-            f"see what it knows: `optimum-cli export onnx --model {model} --task {TASK} DIR`",
+            f"{model}: transformers cannot export this model: {why}",
+            "take another model of its family, or export it elsewhere by `optimum-cli export onnx` and give its folder",
         )
 
 
-AGAINST = "the float32 graph of optimum"
+AGAINST = "the float32 graph of"
 _PASS = 64  # rows
 
 
 def foreign_parity(file: Path, part: ModelPart, errors: Errors, slot: Slot, tokens: Sequence[int]) -> dict[str, Any]:
-    """Compare a written graph with optimum's original, on one text; nothing is compared with the checkpoint.
+    """Compare a written graph with its original, on one text; nothing is compared with the checkpoint.
 
     Returns the JSON object of ``parity_report``, and ``against``, the reference of the figures.
     """
     rows = compared_rows(tokens)
     exact = _graph_logits(file, part, list(tokens), rows, slot.model.threads)
-    return {"against": AGAINST, **compared(exact, rows, slot, tokens, errors, errors)}
+    return {"against": f"{AGAINST} {part.origin}", **compared(exact, rows, slot, tokens, errors, errors)}
 
 
 def _graph_logits(
     file: Path, part: ModelPart, tokens: list[int], rows: NDArray[np.int64], threads: int
 ) -> NDArray[np.float32]:  # [R, vocab]
-    """Compute the logits of the rows of a text by optimum's graph, many rows per pass."""
+    """Compute the logits of the rows of a text by the original graph, many rows per pass."""
     original = part.model_copy(update={"format": "fp32", "graphs": {"plain": Graph(file=file.name)}})
     slot = open_slot(Model(file.parent, original, "plain", threads))
     found = []
@@ -102,7 +94,7 @@ def _graph_logits(
     return np.concatenate(found)
 
 
-WORK = ".optimum"  # of a bundle in the making: what optimum writes
+WORK = ".foreign"  # of a bundle in the making: what another exporter writes
 HEADROOM = 16  # rows beyond the context: those that are timed and probed at its end
 
 
@@ -132,7 +124,10 @@ def write_foreign(
         read = {name for node in nodes for name in reads(node)}
         del model.graph.node[:], model.graph.initializer[:]
         model.graph.node.extend(nodes)
-        del model.graph.value_info[:]  # of values that may be gone
+        kept = {name for node in nodes for name in node.output}
+        shapes = [value for value in model.graph.value_info if value.name in kept]
+        del model.graph.value_info[:]
+        model.graph.value_info.extend(shapes)
         for name, tensor in graph.initializers.items():
             if name not in read:
                 continue
@@ -149,7 +144,9 @@ def write_foreign(
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     (folder / MAIN).write_bytes(model.SerializeToString())
     graphs = {"plain": Graph(file=prefix + MAIN)}
-    if not draft:
+    if graph.ports.single:
+        graphs["strict"] = graphs["plain"]
+    elif not draft:
         double_last_rows(model)
         (folder / STRICT).write_bytes(model.SerializeToString())
         graphs = {"strict": Graph(file=prefix + STRICT)} | graphs
@@ -163,7 +160,7 @@ def write_foreign(
         layout="stock",
         extra_rows=HEADROOM,
         min_rows=1,
-        origin="optimum",
+        origin=graph.origin,
     )
     return WrittenModel(part, errors)
 

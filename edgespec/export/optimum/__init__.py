@@ -1,1 +1,0 @@
-"""Models whose graphs optimum exported: architectures that edgespec does not emit itself (docs/models.md)."""

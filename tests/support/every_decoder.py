@@ -1,0 +1,289 @@
+"""Every causal model type of transformers in small: is it exported, is its text transformers', are its rows exact?
+
+    python -m tests.support.every_decoder FOLDER [--only KIND ...] [--again]
+
+writes ``FOLDER/decoders.jsonl``, a line a type as soon as it was tried, and ``FOLDER/decoders.md``, the table.  A run
+goes on where the last one stopped.  Models have random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from edgespec.export.architectures import ARCHITECTURES
+from tests.support import hf
+
+SAMPLE = ("gpt_neo", "mixtral", "deepseek_v3", "mamba")
+"""Types of several kinds, for the nightly tests: dense, experts, latent attention, states."""
+NOT_DECODERS = {
+    "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "camembert",
+    "data2vec-text", "electra", "ernie", "gemma4_assistant", "gemma4_unified_assistant", "git", "marian", "mbart",
+    "megatron-bert", "mllama", "moshi", "moss_transcribe_diarize", "musicgen", "musicgen_melody", "mvp", "pegasus",
+    "plbart", "prophetnet", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr",
+    "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod",
+    # wrappers of a text model, which has a type of its own, with images or sound
+    "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "phi4_multimodal",
+    "qwen3_5", "qwen3_5_moe", "dots3_note", "qwen4_exp",
+}  # fmt: skip
+"""Types in transformers' mapping of causal models that are no decoders of text alone."""
+VOCAB, CONTEXT, TOKENS = 160, 256, 24
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "sep_token_id": None,
+    "hidden_size": 64, "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64, "embedding_size": 64,
+    "intermediate_size": 96, "n_inner": 96, "ffn_dim": 96, "d_ff": 96, "ffn_hidden_size": 96, "dff": 96,
+    "dim_ff": 96, "dense_ff_hidden_size": 96, "intermediate_size_mlp": 96,
+    "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "decoder_layers": 2,
+    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "attention_heads": 4,
+    "num_key_value_heads": 2, "num_kv_heads": 2, "n_head_kv": 2, "head_dim": 16, "kv_channels": 16,
+    "max_position_embeddings": CONTEXT, "n_positions": CONTEXT, "n_ctx": CONTEXT, "seq_length": CONTEXT,
+    "max_seq_len": CONTEXT, "sliding_window": 8, "attention_window_size": 8, "window_size": 8,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "num_experts_per_tok": 2,
+    "num_experts_per_token": 2, "moe_k": 2, "moe_topk": 2, "experts_per_token": 2, "moe_intermediate_size": 32,
+    "n_shared_experts": 1, "num_shared_experts": 1,
+    "shared_expert_intermediate_size": 32, "shared_intermediate_size": 32,
+    "expert_ffn_hidden_size": 32, "zero_expert_num": 2,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_layer_start_index": 1,
+    "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "index_n_heads": 2, "index_head_dim": 16, "index_topk": 512,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "laurel_rank": 8, "num_kv_shared_layers": 0,
+    "state_size": 8, "mamba_d_state": 8, "mamba_expand": 2, "mamba_d_head": 16, "mamba_n_heads": 8, "mamba_n_groups": 1,
+    "mamba_d_ssm": 128, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1,
+    "mamba_headdim": 16, "n_mamba_heads": 2, "lru_width": 64, "time_step_rank": 4, "mamba_dt_rank": 4,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "attention_hidden_size": 64, "chunk_size": 16, "mamba_chunk_size": 16, "initializer_range": 0.2, "init_std": 0.2,
+    "pad_vocab_size_multiple": 1, "dim_model_base": 64, "scale_depth": 1.4, "lm_head_multiplier": 1.0,
+    "rotary_dim": 8, "num_nextn_predict_layers": 0, "use_cache": True, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Sizes by their names in configurations; each type takes those that it has."""
+OWN: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
+    "gemma3n_text": {"num_hidden_layers": 4, "activation_sparsity_pattern": 0.0},
+    "xlstm": {"hidden_size": 128, "num_heads": 4},
+    "ctrl": {"n_embd": 64, "dff": 96},
+    "rwkv": {"attention_hidden_size": 64},
+    "opt": {"word_embed_proj_dim": 64},
+    "persimmon": {"num_key_value_heads": 4},
+}
+"""What single types need besides."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a type; every field but ``kind`` is a column of the table."""
+
+    kind: str
+    exported: bool = False
+    equal: bool = False  # plain decoding in fp32 writes transformers' greedy text
+    rows: bool = False  # a pass verifies several rows at once
+    exact: bool = False  # in int4, every method writes plain decoding's text, and the probe found no differing bit
+    methods: Sequence[str] = field(default_factory=tuple)  # those that ran
+    why: str = ""  # of what failed
+    seconds: float = 0.0  # of processor time
+
+    @property
+    def cells(self) -> list[str]:
+        """Return the row of the table."""
+        said = ["yes" if one else "no" for one in (self.exported, self.equal, self.rows, self.exact)]
+        return [f"`{self.kind}`", *said, ", ".join(self.methods), self.why.replace("|", "/")]
+
+
+def missing_types() -> list[str]:
+    """List the decoders of transformers that edgespec does not emit itself."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - NOT_DECODERS - {*ARCHITECTURES})
+
+
+def small_model(kind: str) -> Any:
+    """Make a small model of a type with random weights, in float32."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    made = CONFIG_MAPPING[kind]
+    usual = made()
+    known = {*usual.to_dict(), *getattr(usual, "attribute_map", {})}
+    given = {name: value for name, value in SMALL.items() if name in known}
+    if "num_key_value_heads" in given and usual.num_key_value_heads == usual.num_attention_heads:
+        given["num_key_value_heads"] = 4
+    for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
+        if len(kinds := list(dict.fromkeys(getattr(usual, name, None) or ()))) > 1:
+            given |= {name: kinds, "num_hidden_layers": len(kinds)}
+    if (layers := given.get("num_hidden_layers")) and layers > 2:
+        given |= {name: (getattr(usual, name) * layers)[:layers] for name in ("layer_types", "mlp_layer_types")
+                  if name not in given and isinstance(getattr(usual, name, None), list)}  # fmt: skip
+    torch.manual_seed(5)
+    config = made(**given | OWN.get(kind, {}))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1 and 0 < float(weight.std()) < 0.1:  # texts would be ties
+                weight.normal_(0, 0.2)
+            assert bool(torch.isfinite(weight).all()), name
+    return model
+
+
+def try_type(kind: str, folder: Path) -> Row:
+    """Make a model of a type in a folder, export it and decode with it."""
+    found, begun = [Row(kind)], time.process_time()
+    try:
+        found.extend(_steps(Row(kind), folder))
+    except Exception as error:  # of any model's code
+        found.append(replace(found[-1], why=_line(error)))
+    return replace(found[-1], seconds=round(time.process_time() - begun, 1))
+
+
+def _steps(row: Row, folder: Path) -> Iterator[Row]:
+    """Yield what is known of a type after every step."""
+    import torch
+
+    from edgespec.engine.loading import load
+    from edgespec.export.foreign.capture import capture
+    from edgespec.export.options import ExportOptions
+    from edgespec.export.pipeline import export_model
+
+    model = small_model(row.kind)
+    source, draft = folder / "model", folder / "draft"
+    source.mkdir(parents=True)
+    model.config.save_pretrained(source)
+    hf.write_tokenizer(source, CONFIG)
+    prompts = [[5, 9, 33, 7, 5, 9, 33, 7, 41, 5, 9], [60, 11, 99, 60, 11, 99, 60], [int(x) for x in range(20, 60)]]
+    expected = []
+    with torch.no_grad():
+        for prompt in prompts:
+            text = list(prompt)
+            for _ in range(TOKENS):  # without a cache: nothing of it can hide a fault
+                text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+            expected.append(text[len(prompt) :])
+    capture(model, source)
+    hf.write_checkpoint(draft, CONFIG | {"num_hidden_layers": 1}, 3)
+    row = replace(row, exported=True)
+    yield row
+
+    options = {"threads": 1, "context": 128, "calibration": None}
+    export_model(ExportOptions(str(source), folder / "fp32", format="fp32", **options), golden=False)
+    with load(folder / "fp32", threads=1) as engine:
+        texts = [_write(engine, prompt, "ar") for prompt in prompts]
+        single = engine.bundle.manifest.target.graphs["plain"] == engine.bundle.manifest.target.graphs["strict"]
+    row = replace(row, equal=texts == expected, rows=not single)
+    row = row if row.equal else replace(row, why="another text than transformers'")
+    yield row
+
+    wanted = ExportOptions(
+        str(source), folder / "int4", format="int4", methods=["ngram", "speculative"], draft=str(draft), **options
+    )
+    export_model(wanted, golden=False)
+    with load(folder / "int4", threads=1) as engine:
+        plain, ran = [_write(engine, prompt, "ar") for prompt in prompts], ["ar"]
+        exact = engine.exact_rows
+        for method in ("ngram", "speculative"):
+            same = [_write(engine, prompt, method) for prompt in prompts] == plain
+            exact = exact and same
+            ran.append(method)
+    yield replace(row, exact=exact, methods=tuple(ran), why=row.why or ("" if exact else "rows differ"))
+
+
+CONFIG: hf.Config = {
+    "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+    "max_position_embeddings": CONTEXT, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+"""Of the draft, and of every model's tokenizer."""
+
+
+def _write(engine: Any, prompt: list[int], method: str) -> list[int]:
+    found: list[int] = engine.generate(
+        prompt, method=method, max_new_tokens=TOKENS, ignore_eos=True, fallback=False, temperature=0.0
+    ).tokens
+    return found
+
+
+def _line(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line[:160]}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Write the table of all types, and its sums, in Markdown."""
+    head = ["type", "exported", "same text", "rows at once", "exact", "methods", "why not"]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *(row.cells for row in rows))]
+    equal, fast = [row for row in rows if row.equal], [row for row in rows if row.equal and row.rows and row.exact]
+    return (
+        f"{len(rows)} types, {len(equal)} write transformers' text, {len(fast)} of them with exact rows at once\n\n"
+        + ("\n".join(lines) + "\n")
+    )
+
+
+def main() -> None:
+    """Try the types that were not tried yet, each in a process of its own, and write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--again", action="store_true", help="also types that failed before")
+    parser.add_argument("--seconds", type=float, default=600, help="for a type")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    file = given.folder / "decoders.jsonl"
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+    found = {line["kind"]: Row(**line) for line in lines}
+    import onnxscript  # noqa: F401 - once for all types
+    import torch  # noqa: F401
+    import transformers.exporters.exporter_onnx  # noqa: F401
+
+    import edgespec.export.pipeline  # noqa: F401
+
+    for kind in given.only or missing_types():
+        if kind in found and not (given.again and not (found[kind].exact and found[kind].equal)):
+            continue
+        shutil.rmtree(given.folder / kind, ignore_errors=True)
+        found[kind] = _apart(kind, given.folder / kind, given.seconds)
+        shutil.rmtree(given.folder / kind, ignore_errors=True)
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(asdict(found[kind])) + "\n")
+        print(json.dumps(asdict(found[kind])), flush=True)  # noqa: T201 - a script
+    rows = [found[kind] for kind in missing_types() if kind in found]
+    (given.folder / "decoders.md").write_text(table(rows), "utf-8")
+
+
+def _apart(kind: str, folder: Path, seconds: float) -> Row:
+    """Try a type in a process of its own, which has torch from this one: it may crash, or take too long."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_send, args=(sender, kind, folder))
+    child.start()
+    sender.close()
+    try:
+        found = receiver.recv() if receiver.poll(seconds) else Row(kind, why=f"took more than {seconds:g} s")
+    except EOFError:
+        found = Row(kind, why="the process died")
+    child.kill()
+    child.join()
+    assert isinstance(found, Row)
+    return found
+
+
+def _send(sender: Connection, kind: str, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    sender.send(try_type(kind, folder))
+
+
+if __name__ == "__main__":
+    main()
