@@ -279,7 +279,7 @@ def _settings(wanted: Mapping[str, Any], prompt: int, context: int) -> dict[str,
     if "repetition_penalty" in wanted:
         found["repetition_penalty"] = wanted["repetition_penalty"]
     if wanted.get("do_sample"):
-        # what transformers' generate samples with where nothing is said
+        # what transformers' generate samples with by default
         usual = {"temperature": 1.0, "top_k": 50}
         found |= {name: wanted.get(name, usual.get(name)) for name in _SAMPLING if name in wanted or name in usual}
         found["seed"] = int(torch.randint(1 << 31, ()))  # so that torch.manual_seed decides

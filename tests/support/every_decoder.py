@@ -3,7 +3,7 @@
     python -m tests.support.every_decoder FOLDER [--only KIND ...] [--again]
 
 writes ``FOLDER/decoders.jsonl``, a line a type as soon as it was tried, and ``FOLDER/decoders.md``, the table.  A run
-goes on where the last one stopped.  Models have random weights.
+continues where the last one stopped.  Models have random weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_DECODERS = {
     "megatron-bert", "mllama", "moshi", "moss_transcribe_diarize", "musicgen", "musicgen_melody", "mvp", "pegasus",
     "plbart", "prophetnet", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr",
     "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod",
-    # wrappers of a text model, which has a type of its own, with images or sound
+    # wrappers of a text model, which has its own type, with images or sound
     "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "llama4", "phi4_multimodal",
     "qwen3_5", "qwen3_5_moe", "dots3_note", "qwen4_exp",
 }  # fmt: skip
@@ -80,18 +80,18 @@ OWN: dict[str, dict[str, Any]] = {
     "opt": {"word_embed_proj_dim": 64},
     "persimmon": {"num_key_value_heads": 4},
 }
-"""What single types need besides."""
+"""Settings of single types."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a type; every field but ``kind`` is a column of the table."""
+    """The results of a type; every field but ``kind`` is a column of the table."""
 
     kind: str
     exported: bool = False
     equal: bool = False  # plain decoding in fp32 writes transformers' greedy text
     rows: bool = False  # a pass verifies several rows at once
-    exact: bool = False  # in int4, every method writes plain decoding's text, and the probe found no differing bit
+    exact: bool = False  # in int4, every method gives plain decoding's text, and the probe found no differing bit
     methods: Sequence[str] = field(default_factory=tuple)  # those that ran
     why: str = ""  # of what failed
     seconds: float = 0.0  # of processor time
@@ -203,7 +203,7 @@ CONFIG: hf.Config = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
     "max_position_embeddings": CONTEXT, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
-"""Of the draft, and of every model's tokenizer."""
+"""The draft's configuration, and that of every model's tokenizer."""
 
 
 def _write(engine: Any, prompt: list[int], method: str) -> list[int]:
@@ -232,7 +232,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Try the types that were not tried yet, each in a process of its own, and write the table."""
+    """Try the types that were not tried yet, each in a separate process, and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*")
@@ -263,7 +263,7 @@ def main() -> None:
 
 
 def _apart(kind: str, folder: Path, seconds: float) -> Row:
-    """Try a type in a process of its own, which has torch from this one: it may crash, or take too long."""
+    """Try a type in a separate process, which has torch from this one: it may crash, or take too long."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_send, args=(sender, kind, folder))

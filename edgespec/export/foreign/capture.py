@@ -1,9 +1,9 @@
-"""Let transformers' exporter write the graph of a decoder: several tokens a pass, and caches as inputs and outputs.
+"""Let transformers' exporter write the graph of a decoder: several tokens per pass, and caches as inputs and outputs.
 
 This is the one part of an export that needs torch and transformers (the extra ``transformers``); ``write.py`` runs it
-in a process of its own: ``python -m edgespec.export.foreign.capture MODEL FOLDER``.
+in a separate process: ``python -m edgespec.export.foreign.capture MODEL FOLDER``.
 
-A model is captured with a free number of tokens where everything that it keeps of a text grows by a row a token.
+A model is captured with a free number of tokens where everything that it keeps of a text grows by one row per token.
 Recurrent states change in every row, so such a model is captured for single tokens.
 """
 
@@ -24,7 +24,7 @@ DATA = "model.onnx.data"
 _FIRST, _SECOND = (7, 3), (10, 5)  # (tokens before a pass, tokens in it): what differs between two captures is free
 _CACHES = ("cache", "past_key_values", "cache_params")  # what models call it
 _GIVEN = ("cache", "past_key_values")  # of those that a caller may make
-_EXPERTS = "batched_mm"  # each row multiplies by its own experts: nothing depends on the rows beside it
+_EXPERTS = "batched_mm"  # each row multiplies by its own experts: nothing depends on other rows
 
 
 class NotCaptured(Exception):
@@ -90,7 +90,7 @@ def sample(model: Any, before: int, tokens: int) -> Capture:
     register_cache_pytrees_for_model(model)
     leaves = torch.utils._pytree.tree_leaves(cache)
     if odd := [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]:
-        raise NotCaptured(f"its cache has a {type(odd[0]).__name__} beside tensors")
+        raise NotCaptured(f"its cache has a {type(odd[0]).__name__} as well as tensors")
     return Capture({"input_ids": ids[:, before:], name: cache, "use_cache": True}, leaves)
 
 

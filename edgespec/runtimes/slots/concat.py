@@ -48,7 +48,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Cached:
-    """What a graph keeps of a text: a growing cache, or a state of fixed size."""
+    """A growing cache, or a state of fixed size, that a graph keeps of a text."""
 
     past: str  # its input
     present: str  # its output
