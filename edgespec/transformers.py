@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
 from edgespec.decoding.settings import Settings
@@ -39,6 +39,12 @@ _INDIFFERENT = {"bos_token_id", "use_cache", "transformers_version", "output_att
 _CHUNK = 128  # rows of a pass of ``forward``
 
 
+class EdgespecConfig(PreTrainedConfig):  # type: ignore[misc] # transformers is not checked
+    """Sizes and special tokens of a bundle, as transformers names them."""
+
+    model_type = "edgespec"
+
+
 class EdgespecForCausalLM:
     """A bundle, or a model that becomes one, with the interface of transformers' causal models.
 
@@ -48,6 +54,7 @@ class EdgespecForCausalLM:
         generation_config: the model's own sampling, as the bundle has it.
     """
 
+    config_class = EdgespecConfig
     main_input_name = "input_ids"
     base_model_prefix = "model"
     input_modalities = output_modalities = ("text",)
@@ -121,7 +128,7 @@ class EdgespecForCausalLM:
         logits = torch.zeros((*input_ids.shape, self.config.vocab_size))
         for at, (ids, kept) in enumerate(zip(input_ids, _mask(input_ids, attention_mask), strict=True)):
             tokens = ids[kept].numpy()
-            slot = self.engine.loaded.open_slot(len(tokens))
+            slot = self.engine.open_slot(len(tokens))
             rows = []
             for start in range(0, len(tokens), _CHUNK):
                 piece = tokens[start : start + _CHUNK]
@@ -242,9 +249,9 @@ _ADVICE = {
 }
 
 
-def _config(folder: Path, manifest: Manifest) -> PreTrainedConfig:
+def _config(folder: Path, manifest: Manifest) -> EdgespecConfig:
     facts, ends = manifest.target.facts, manifest.tokenizer.eos
-    config = PreTrainedConfig(
+    config = EdgespecConfig(
         bos_token_id=manifest.tokenizer.bos,
         eos_token_id=ends[0] if len(ends) == 1 else list(ends) or None,
         pad_token_id=ends[0] if ends else None,
@@ -311,3 +318,8 @@ def _off(name: str) -> Any:
             "no_repeat_ngram_size": 0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
             "encoder_repetition_penalty": 1.0, "diversity_penalty": 0.0, "remove_invalid_values": False,
             "return_dict_in_generate": False, "output_scores": False, "output_logits": False}.get(name)  # fmt: skip
+
+
+# pipelines accept the classes that are known for their task
+AutoConfig.register(EdgespecConfig.model_type, EdgespecConfig, exist_ok=True)
+AutoModelForCausalLM.register(EdgespecConfig, EdgespecForCausalLM, exist_ok=True)
