@@ -175,7 +175,7 @@ def _steps(row: Row, folder: Path) -> Iterator[Row]:
     row = replace(row, exported=True)
     yield row
 
-    options = {"threads": 1, "context": 128, "calibration": None}
+    options: dict[str, Any] = {"threads": 1, "context": 128}
     export_model(ExportOptions(str(source), folder / "fp32", format="fp32", **options), golden=False)
     with load(folder / "fp32", threads=1) as engine:
         texts = [_write(engine, prompt, "ar") for prompt in prompts]

@@ -38,11 +38,6 @@ class Capture:
     inputs: dict[str, Any]  # of ``forward``
     leaves: list[Any]  # tensors of the cache, in its own order
 
-    @property
-    def states(self) -> bool:
-        """Whether the cache has a tensor that is no cache of keys and values."""
-        return any(leaf.dim() < 3 for leaf in self.leaves)
-
 
 def capture(model: Any, folder: Path) -> None:
     """Write ``model.onnx`` of a decoder of transformers, with the ports that ``ConcatPorts`` reads.
