@@ -24,6 +24,7 @@ from tests.support.selftest import ISA_FLAGS
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = f"edgespec/runtimes/native/{NAME}"
 HEADER = "edgespec/runtimes/native/edgespec.h"
+COMMAND = "optimum/commands/register/register_edgespec.py"
 BIN = "Scripts" if sys.platform == "win32" else "bin"
 
 # that all instruction sets compile is seen elsewhere: here the library must be in the wheel, and run
@@ -150,7 +151,8 @@ def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_
     assert HEADER in names
     sources = [name for name in names if name.endswith((".cpp", ".h", ".inl", ".rs", ".pyc")) or "test" in name]
     assert sources == [HEADER]
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"edgespec"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"edgespec", "optimum"}
+    assert [name for name in names if name.startswith("optimum/")] == [COMMAND]  # a namespace: no __init__.py
     found = operators(installed(wheel, tmp_path / "env"), tmp_path / "bundle", EDGESPEC_ISA="scalar")
     assert (found["active"], found["layout"]) == ("native", "native")
 

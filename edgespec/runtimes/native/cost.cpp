@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kWindow = 15, kKnown = 3, kSizes = 32, kInARow = 5, kEnough = 3;
 constexpr double kBeyond = 1.1;  // a pass this far off took clearly longer, or shorter
-constexpr int kRefresh = 8;       // timings between two evaluations of the medians
+constexpr int kRefresh = 8;      // timings between two evaluations of the medians
 constexpr double kAssumedDraft = 0.05;
 
 double median(std::vector<double> all) {
