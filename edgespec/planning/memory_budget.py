@@ -105,8 +105,8 @@ class MemoryBudget:
     def choose_expert_cache(self, context: int | None) -> None:
         """Read weights when passes need them, with a cache as large as the limit allows, where not all of them fit.
 
-        These are the experts of a mixture, or the layers of another model.  Without a budget a fifth of the free
-        memory is left to others.
+        These are the experts of a mixture, or the layers of another model.  Without a budget a mixture leaves a fifth
+        of the free memory to others; another model, which is slow then, uses all of it.
 
         Args:
             context: that was asked for; None = none was.
@@ -114,7 +114,7 @@ class MemoryBudget:
         limit = self._renew()
         if limit is None or not can_stream(self._manifest.target, self._use):
             return
-        share = 1.0 if self._mapped else UNASKED
+        share = 1.0 if self._mapped or self._manifest.target.facts.experts is None else UNASKED
         use = replace(self._least(min(context or SPOKEN, self._use.context)), checkpoints=CHECKPOINTS)
         cache = cache_for(self._manifest, use, int(share * limit), smallest=self._least(min(LEAST, use.context)))
         self._use = replace(self._use, expert_cache=cache)

@@ -71,7 +71,7 @@ def take_digest(path: Path, from_disk: bool = False) -> DigestRecord:
     Raises:
         BundleError: it cannot be read, or was changed during the read.
     """
-    digest, buffer = hashlib.sha256(), mmap.mmap(-1, _PIECE)  # whole pages, as direct reads need
+    digest, buffer = hashlib.sha256(), memoryview(mmap.mmap(-1, _PIECE))  # whole pages, as direct reads need
     try:
         with open_regular(path) as file:
             handle = file.fileno()
@@ -81,7 +81,7 @@ def take_digest(path: Path, from_disk: bool = False) -> DigestRecord:
             before, now = FileStat.of(os.fstat(handle)), time.time_ns()
             left = before.size  # no read begins at the end: a direct one would have to begin at a whole page
             while left > 0 and (count := file.raw.readinto(buffer) or 0):
-                digest.update(memoryview(buffer)[:count])
+                digest.update(buffer[:count])
                 left -= count
             after = FileStat.of(os.fstat(handle))
     except OSError as error:
