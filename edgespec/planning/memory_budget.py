@@ -116,7 +116,10 @@ class MemoryBudget:
             return
         share = 1.0 if self._mapped or self._manifest.target.facts.experts is None else UNASKED
         use = replace(self._least(min(context or SPOKEN, self._use.context)), checkpoints=CHECKPOINTS)
-        cache = cache_for(self._manifest, use, int(share * limit), smallest=self._least(min(LEAST, use.context)))
+        least, others = self._least(min(LEAST, use.context)), self.others()
+        cache = cache_for(self._manifest, use, int(share * (limit + others)), smallest=least)
+        if cache is not None and others:  # else it fits once they are freed, see admit_bundle
+            cache = cache_for(self._manifest, use, int(share * limit), smallest=least)
         self._use = replace(self._use, expert_cache=cache)
         self._known.cache_clear()
 

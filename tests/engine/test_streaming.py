@@ -29,6 +29,7 @@ from edgespec.errors import BudgetError, BundleError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
+from edgespec.planning.memory_budget import MemoryBudget, MemoryBusyError
 from edgespec.planning.plan import Option, PlannedRun, PlanRequest, make_plan
 from edgespec.planning.streaming import SeenHits, Streaming, cache_for, least_cache, seen_hits, streaming_of
 from edgespec.planning.weights import all_expert_bytes, streamed_bytes
@@ -321,6 +322,20 @@ def test_a_budget_that_holds_all_experts_maps_them(bundles: Callable[[str], Path
     bundle = bundles("int4")
     with load(bundle, threads=2, context=CONTEXT, budget=2 * budget_of(read_manifest(bundle), 1.2)) as engine:
         assert engine.model.experts is None
+
+
+@pytest.mark.parametrize("form", ["int4", "dense int4"])
+def test_what_fits_without_the_other_models_waits_for_their_memory(bundles: Callable[[str], Path], form: str) -> None:
+    manifest = read_manifest(bundles(form))
+    use = RunOptions(context=CONTEXT, threads=2)
+    budget = MemoryBudget(manifest, use, memory_of(manifest, use).peak + (1 << 20))
+    budget.others = lambda: 2 << 20
+    budget.choose_expert_cache(CONTEXT)
+    assert budget.expert_cache is None
+    with pytest.raises(MemoryBusyError):
+        budget.admit_bundle(CONTEXT)
+    budget.others = lambda: 0
+    budget.admit_bundle(CONTEXT)
 
 
 def test_a_budget_below_the_least_is_refused(bundles: Callable[[str], Path]) -> None:
