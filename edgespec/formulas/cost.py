@@ -281,14 +281,6 @@ class CostModel:
         if self.reads is not None:
             self.reads.add(n, read, waited_ms)
 
-    def steps_of(self, ms: float, read: float, waited_ms: float) -> float:
-        """Return the plain steps of a round that took ``ms``, where the bytes that it read cost the usual time."""
-        plain = self.plain_ms
-        assert plain is not None
-        if self.reads is None or (one := self.reads.one) is None:
-            return ms / plain
-        return (ms - waited_ms) / plain + self._waits * read / one
-
     def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
         """Record that ``n`` draft steps took ``ms``; ``times``: weight of the sample."""
         if n > 0:

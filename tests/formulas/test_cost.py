@@ -170,8 +170,6 @@ def test_a_pass_that_reads_from_a_disk_costs_its_bytes_and_what_the_clock_shows_
     assert model.v(2) == pytest.approx((1 - share) * 1.2 + share * ratio, rel=0.1)
     assert model.least(2) == pytest.approx((1 - share) + share * ratio, rel=0.1)
     assert model.d(1) == pytest.approx(0.1 * (1 - share), rel=0.1, abs=0.01)
-    # a round's time without the luck of its reads
-    assert model.steps_of(900.0, ratio * 1e6, 900.0 - (1 - share) * 120) == pytest.approx(model.v(2), rel=0.15)
 
 
 def test_before_anything_was_read_the_bytes_of_uniform_choices_are_the_price() -> None:
