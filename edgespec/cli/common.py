@@ -219,6 +219,30 @@ loading_options = group(
     ),
     check_option,
 )
+
+
+def _adapters(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path] | None:
+    """Read NAME=FOLDER, several times."""
+    found: dict[str, Path] = {}
+    for value in values:
+        name, _, folder = value.partition("=")
+        if not name or not folder or ":" in name or name in found:
+            raise click.BadParameter(f"{value!r}: expected NAME=FOLDER, each name once and without a colon", ctx, param)
+        found[name] = Path(folder)
+    return found or None
+
+
+adapters_option = group(
+    COMMON,
+    option(
+        "--adapter",
+        "Folder of a LoRA adapter (PEFT) to load beside the model.",
+        dest="adapters",
+        multiple=True,
+        metavar="NAME=FOLDER",
+        callback=_adapters,
+    ),
+)
 prompt_cache_option = group(COMMON, option("--no-prompt-cache", "Do not use the prompt cache on disk.", bool))
 sampling_default_options = group(
     "Sampling",
@@ -326,6 +350,7 @@ def make_settings(method: str | None, options: dict[str, Any], defaults: Setting
         raise click.UsageError("give one of --json-schema, --regex and --grammar")
     given = {one.name: options.get(one.name) for one, found in every_setting() if found.option}
     given = {name: value for name, value in given.items() if value is not None}
+    given["adapter"] = next(iter(options.get("adapters") or ()), None)
     given |= {"method": method, "fallback": not options["no_fallback"], "grammar": next(iter(grammars), None)}
     settings = (defaults or Settings()).changed(**given)
     return apply(settings, options["method_settings"])

@@ -23,6 +23,7 @@ from edgespec.cli.common import (
     PATH,
     WORDS,
     GroupedCommand,
+    adapters_option,
     emit_json,
     group,
     json_option,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         click.Path(path_type=Path, dir_okay=False),
     ),
     prompt_cache_option,
+    adapters_option,
     option("--beams", "Beam search with N beams, without drafting.", COUNT),
     option("--show-drafts", "Show accepted guesses in green and rejected ones in red.", bool),
 )
@@ -309,7 +311,7 @@ class _Request:
         else:
             show(self.engine, stream, self.options["show_drafts"])
         if self.options["session"] is not None and self.engine.inputs.sources is None:
-            self.engine.save_session(self.options["session"], stream.tokens)
+            self.engine.save_session(self.options["session"], stream.tokens, adapter=self.settings.adapter)
         self._end(stream.result, prompt, shown=True)
 
     def _end(self, result: Result, prompt: str, shown: bool = False) -> None:

@@ -14,6 +14,7 @@ from edgespec.cli.common import (
     PATH,
     SAMPLING,
     GroupedCommand,
+    adapters_option,
     emit_json,
     group,
     json_option,
@@ -49,6 +50,7 @@ FORMAT = click.Choice(list(FORMATS))
     dest="idle_minutes",
 )
 @prompt_cache_option
+@adapters_option
 @group(
     "Access",
     option(
@@ -123,6 +125,7 @@ def command(
     edgespec serve demo --port 9000 --max-batch-size 8 --api-key secret
     edgespec serve Qwen/Qwen2.5-0.5B-Instruct --name qwen
     edgespec serve qwen coder embedder --budget 6GiB --unload-after 15
+    edgespec serve qwen --adapter poet=./lora   # clients ask for the model qwen or qwen:poet
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
          -d '{"model": "demo", "prompt": "ROMEO:", "max_tokens": 40, "temperature": 0}'
 
@@ -135,6 +138,8 @@ def command(
     from edgespec.server.requestlog import LogWriter
     from edgespec.server.serving import Server, listen
 
+    if options["adapters"] and len(bundles) > 1:
+        raise click.UsageError("--adapter belongs to one model: serve it alone")
     one_arena()
     short_turns()
     options |= {"tokens": options["most_tokens"], "body": options["most_body"] or Limits.body}

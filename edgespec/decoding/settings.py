@@ -189,6 +189,7 @@ class SettingsChanges(TypedDict, total=False):
     sampling: SamplingParams
     drafts: DraftOptions
     method: str | None
+    adapter: str | None
     max_new_tokens: int | None
     gamma: int | None
     fallback: bool
@@ -253,6 +254,12 @@ class Settings:
         server=True,
         adapt=_method,
         shown="`auto`",
+    )
+    adapter: str | None = setting(
+        None,
+        NAME,
+        "name of a LoRA adapter that was loaded with the bundle",
+        shown="none",
     )
     max_new_tokens: int | None = setting(
         None,

@@ -75,7 +75,7 @@ class Batches:
     ) -> list[Result]:
         """Complete prompts, as many at a time as were asked for or fit the memory; see ``Engine.generate_batch``.
 
-        ``settings``: of each prompt; only their seeds differ.
+        ``settings``: of each prompt; only their seeds and adapters differ.
         """
         engine = engine.usable
         if not prompts:

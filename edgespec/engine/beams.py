@@ -53,11 +53,12 @@ def search_beams(
     sampling = ruled(engine, sampling, replace(settings, max_new_tokens=longest - len(given)), given)
     counted = 1 if engine.inputs.sourced else len(given)
     ends = () if settings.ignore_eos else tuple(engine.eos)
+    adapter = engine.adapter_number(settings.adapter)
     search, stats = BeamSearch(given, options, sampling, ends, longest, counted), Stats()
     batch = NativeBatch(engine.model, options.beams, context=engine.context)
     try:
         with given:
-            _run(engine, search, batch, given, stats, cancel)
+            _run(engine, search, batch, given, stats, cancel, adapter)
     finally:
         with engine.lock:
             batch.close()
@@ -84,10 +85,13 @@ def _run(
     given: Input,
     stats: Stats,
     cancel: threading.Event | None,
+    adapter: int,
 ) -> None:
     """Read the prompt once, and search to the end."""
     start = perf_counter()
     slots = list(batch.slots)
+    for slot in slots:
+        slot.use_adapter(adapter)
     with engine.lock:
         engine.require_open()
         stats.source_rows = len(given.content)

@@ -252,6 +252,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
         settings: Settings | None = None,
         *,
         seeds: Sequence[int | None] | None = None,
+        adapters: Sequence[str | None] | None = None,
         cancel: threading.Event | None = None,
         on_result: Callable[[int, Result], None] | None = None,
         **changes: Unpack[SettingsChanges],
@@ -265,12 +266,13 @@ class Engine(LoadedBundle, metaclass=_Completed):
             prompts: texts, token ids, or parts; see ``stream``.
             settings: for all of them; None = ``defaults``.
             seeds: one for each prompt; None = the seed of the settings for all.
+            adapters: one for each prompt, None for the model without one; None = that of the settings for all.
             cancel: set it to end all of them after the current round; prompts not started have no tokens.
             on_result: called with the index of a prompt and its result when its answer is complete.
             **changes: fields of ``Settings`` for all of them; they override ``settings``.
 
         Raises:
-            InvalidRequest: see ``stream``, or the number of seeds is not that of prompts.
+            InvalidRequest: see ``stream``, or the number of seeds or adapters is not that of prompts.
         """
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
             raise InvalidRequest(
@@ -282,7 +284,11 @@ class Engine(LoadedBundle, metaclass=_Completed):
         encoded = [self.encode(prompt, common) for prompt in prompts]
         if seeds is not None and len(seeds) != len(encoded):
             raise InvalidRequest(f"{len(seeds)} seeds for {len(encoded)} prompts: expected one for each prompt")
+        if adapters is not None and len(adapters) != len(encoded):
+            raise InvalidRequest(f"{len(adapters)} adapters for {len(encoded)} prompts: expected one for each prompt")
         each = [common] * len(encoded) if seeds is None else [common.changed(seed=seed) for seed in seeds]
+        if adapters is not None:
+            each = [own.changed(adapter=adapter) for own, adapter in zip(each, adapters, strict=True)]
         if common.beams is None:
             return self._batches.run(self, encoded, each, cancel, on_result)
         results: list[Result] = []
@@ -371,7 +377,7 @@ class Engine(LoadedBundle, metaclass=_Completed):
             settings or self.defaults,
             tools=tools,
             template_options=template_options,
-            save=self.save_session,
+            save=partial(self.save_session, adapter=(settings or self.defaults).adapter),
             context=self.context,
         )
 
@@ -570,7 +576,14 @@ class Engine(LoadedBundle, metaclass=_Completed):
 
     # -- session files -----------------------------------------------------------------------------------------------
 
-    def save_session(self, file: str | os.PathLike[str], prompt: Prompt, messages: Sequence[Message] = ()) -> None:
+    def save_session(
+        self,
+        file: str | os.PathLike[str],
+        prompt: Prompt,
+        messages: Sequence[Message] = (),
+        *,
+        adapter: str | None = None,
+    ) -> None:
         """Save the KV state of a text, so that another process can restore it without computing it.
 
         Args:
@@ -578,13 +591,15 @@ class Engine(LoadedBundle, metaclass=_Completed):
                 its owner may read it.
             prompt: text, or token ids; tokens that no slot holds are computed first.
             messages: those of the conversation, if it is one.
+            adapter: name of the adapter that it was written with; None = none.
 
         Raises:
             BudgetError, InvalidRequest: see ``stream``.
             SessionError: the file cannot be written, or the state is on a device.
         """
         self.inputs.require_decoder("what this model computes belongs to one source: there is no session to save")
-        save_session(self.usable, Path(file), self.inputs.text(prompt), messages)
+        number = self.usable.adapter_number(adapter)
+        save_session(self.usable, Path(file), self.inputs.text(prompt), messages, number)
 
     def restore_session(self, file: str | os.PathLike[str]) -> list[Message]:
         """Restore a session file; a request whose prompt starts with its text does not compute that part.

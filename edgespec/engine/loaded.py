@@ -108,9 +108,8 @@ class LoadedBundle:
         """Open the target's weights, with one of its graphs; None = the one that can run every method."""
         bundle, run, strict = self.bundle, self.run, self.strict
         name = graph or self.operators.graph(bundle.manifest.target, strict)
-        precision, kv = self.options.device_precision, self.attention.kv
-        cache = self.memory_budget.expert_cache
-        return open_target(bundle, run.device, precision, name, strict, run.threads, kv, cache)
+        kv, cache = self.attention.kv, self.memory_budget.expert_cache
+        return open_target(bundle, self.options, run.device, name, strict, run.threads, kv, cache)
 
     def _open_inputs(self, model: Model) -> Inputs:
         """Make the inputs of requests; images and recordings need native operators."""
@@ -144,6 +143,15 @@ class LoadedBundle:
         if self._model is None:
             raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")
         return self._model
+
+    def adapter_number(self, name: str | None) -> int:
+        """Find the number of a loaded adapter, 0 for None; an ``InvalidRequest`` for one that is not loaded."""
+        store = getattr(self.model, "adapters", None)  # a device's model has no such thing
+        if name is not None and store is None:
+            raise InvalidRequest(
+                f"adapter {name!r}: this model was loaded without adapters", "load it with adapters={name: folder}"
+            )
+        return store.number(name) if store is not None else 0
 
     @property
     def closed(self) -> bool:

@@ -28,9 +28,10 @@ _WORTH = 4  # tokens that are worth copying
 class _Found:
     """The match between a prompt of an owner and a session."""
 
-    def __init__(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
+    def __init__(self, session: Session, prompt: Sequence[int], owner: str | None, adapter: int) -> None:
         self.session, text = session, session.target.tokens
-        same = session.owner == owner  # the owner also identifies the source
+        # the owner also identifies the source
+        same = session.owner == owner and session.adapter == adapter
         self.common = common_prefix(text, prompt) if same else 0  # tokens that both begin with
         self.lent = min(self.common, max(len(prompt) - 1, 0))  # the prompt's last one is read in any case
         self.reused = session.target.cropped(self.lent)  # fewer where states go back to a checkpoint
@@ -46,6 +47,7 @@ class Match:
 
     prompt: Sequence[int]
     owner: str | None
+    adapter: int
     continued: Session | None  # whose text the prompt continues
     oldest: Session | None  # not used for longest
     full: bool  # whether the number of sessions has reached its limit
@@ -81,22 +83,23 @@ class SessionPool:
         self._lock = threading.Lock()
         self._held = 0, 0  # what ``held`` said last
 
-    def take(self, prompt: Sequence[int], owner: str | None = None) -> Session:
+    def take(self, prompt: Sequence[int], owner: str | None = None, adapter: int = 0) -> Session:
         """Take the idle session whose text the prompt continues, else a new one, else the least recently used.
 
         ``owner``: the owner of the request; text of another owner is removed from the session first.
+        ``adapter``: number of the request's LoRA adapter; text that was read with another one is removed too.
         """
-        match = self.match(prompt, owner)
+        match = self.match(prompt, owner, adapter)
         return self.claim(match) or self.new(match)
 
-    def match(self, prompt: Sequence[int], owner: str | None = None) -> Match:
+    def match(self, prompt: Sequence[int], owner: str | None = None, adapter: int = 0) -> Match:
         """Find the idle session for a prompt; nothing is taken yet."""
         with self._lock:
-            found = [_Found(session, prompt, owner) for session in self._idle]
+            found = [_Found(session, prompt, owner, adapter) for session in self._idle]
             going_on = max((one for one in found if one.goes_on), key=lambda one: one.reused, default=None)
             full = len(self._idle) >= self._most_idle or len(self._idle) + len(self._busy) == self._most
             oldest = self._idle[0] if self._idle else None
-            return Match(prompt, owner, going_on.session if going_on else None, oldest, full)
+            return Match(prompt, owner, adapter, going_on.session if going_on else None, oldest, full)
 
     def claim(self, match: Match, room: bool = True, most: int | None = None) -> Session | None:
         """Take the session of a match; None = call ``new``.
@@ -130,9 +133,10 @@ class SessionPool:
         prompt, owner = match.prompt, match.owner
         if session.owner != owner:
             session.forget()
+        session.use_adapter(match.adapter)
         session.owner, session.asked = owner, len(prompt)
         lenders = self._lenders(session, prompt)
-        _take_over(session, _Found(session, prompt, owner).reused, lenders)
+        _take_over(session, _Found(session, prompt, owner, match.adapter).reused, lenders)
         session.shared = max((one.common for one in lenders), default=0)
         self._busy.append(session)
 
@@ -142,7 +146,7 @@ class SessionPool:
         others = (one for one in some if one is not session and not one.foreign and not one.sourced)
         ahead = list(prompt[held : held + _WORTH])  # these tokens rule out most other sessions
         some = [one for one in others if one.target.tokens[held : held + len(ahead)] == ahead]
-        return [_Found(one, prompt, session.owner) for one in some]
+        return [_Found(one, prompt, session.owner, session.adapter) for one in some]
 
     def catch_up(self, session: Session, prompt: Sequence[int]) -> int:
         """Copy more of a prompt from another session into a busy one -> the number of tokens added.

@@ -64,6 +64,12 @@ def origin_of(manifest: Manifest, model: Model) -> dict[str, str]:
     return found | {"processor": machine.processor, "ONNX Runtime": machine.onnxruntime}
 
 
+def adapter_of(slot: Slot) -> dict[str, str]:
+    """Describe the adapter of a slot's rows, by what it computes; nothing without one."""
+    store = getattr(slot.model, "adapters", None)
+    return {"adapter": store.digests[slot.adapter]} if store is not None and slot.adapter else {}
+
+
 class PromptCache:
     """The prompts of a loaded bundle; ``paces``: how fast the target and drafts read.
 
@@ -82,7 +88,7 @@ class PromptCache:
         limit = prompt_limit() if wanted else 0
         self.on = limit > 0
         self._writer = PromptWriter(lock, limit, left)
-        self._folders: dict[tuple[str, str | None], PromptFolder | None] = {}  # by weights and owner
+        self._folders: dict[tuple[str, str | None, int], PromptFolder | None] = {}  # by weights, owner, adapter
         self._warned = False
 
     def finish(self) -> None:
@@ -100,7 +106,7 @@ class PromptCache:
         """
         if draft and slot.stateful:  # after a crop it reads these tokens again in any case
             return None
-        folder = self._folder(slot.model, owner)
+        folder = self._folder(slot, owner)
         if folder is None:
             return None
         held = slot.cropped(common_prefix(slot.tokens, tokens[:-1]))
@@ -113,7 +119,7 @@ class PromptCache:
         """Do the same with a drafter's own rows, of which the text has ``names``; the target holds not less of it."""
         slot, target = drafter.slot, drafter.target
         assert isinstance(target, Slot)
-        folder = self._folder(slot.model, owner, target.model)
+        folder = self._folder(slot, owner, target)
         if folder is None:
             return None
         held, behind = len(slot.tokens), drafter.deferred_rows
@@ -147,17 +153,18 @@ class PromptCache:
             found = folder.find(text, stateful)
         return found
 
-    def _folder(self, model: Model, owner: str | None, target: Model | None = None) -> PromptFolder | None:
+    def _folder(self, slot: Slot, owner: str | None, target: Slot | None = None) -> PromptFolder | None:
         """Find the folder of an owner; None = no key to encrypt with.
 
-        ``target``: model whose hidden states a drafter's rows are computed from.
+        ``target``: slot whose hidden states a drafter's rows are computed from.
         """
+        model = slot.model
         owner = None if owner is None else owner.partition(" ")[0]
-        key = model.part.weights, owner
+        key = model.part.weights, owner, (target or slot).adapter
         if key not in self._folders:
-            facts = origin_of(self._bundle.manifest, model) | {"edgespec": __version__}
+            facts = origin_of(self._bundle.manifest, model) | adapter_of(slot) | {"edgespec": __version__}
             if target is not None:
-                made_of = origin_of(self._bundle.manifest, target)
+                made_of = origin_of(self._bundle.manifest, target.model) | adapter_of(target)
                 facts |= {f"target's {name}": value for name, value in made_of.items()}
             library = native_library()
             if model.graph.operators != "native":

@@ -195,7 +195,7 @@ class Request:
             self.stats.prompt_tokens -= len(self.tokens)  # they are counted again
         self._engine = engine = self._engine.off_device(error.message)
         self._sessions = sessions_for(engine, self._settings)
-        session = self._sessions.take(self.tokens, self._key)
+        session = self._sessions.take(self.tokens, self._key)  # a device adds no adapters
         self.reservation.move(engine, session, engine.choose_for(self._settings))
         self._decoding = self._decode()
 

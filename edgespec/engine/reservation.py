@@ -78,7 +78,8 @@ class Reservation(Reserved):
         memory_budget, manifest = self._engine.memory_budget, self._engine.bundle.manifest
         with self._table.lock:
             busy, idle = self._table.held(self.method)
-            match = sessions.match(prompt, owner) if sessions else None
+            adapter = self._engine.adapter_number(self._settings.adapter)
+            match = sessions.match(prompt, owner, adapter) if sessions else None
             # the session that it takes exists already; beyond what the request itself needs it counts as idle ones do
             needed = memory_budget.beside(self.method, self.tokens)
             idle -= min(match.kv_bytes, needed) if match else 0

@@ -13,7 +13,7 @@ from edgespec.decoding.target import common_prefix
 from edgespec.decoding.text import INSERTED
 from edgespec.drafters.registry import AR
 from edgespec.engine.loaded import LoadedBundle
-from edgespec.engine.prompt_cache import origin_of
+from edgespec.engine.prompt_cache import adapter_of, origin_of
 from edgespec.engine.reservation import reserve
 from edgespec.errors import InvalidRequest, SessionError
 from edgespec.runtimes.audio.audio import Audio
@@ -36,14 +36,17 @@ _AGAIN = "delete it; a new one is written"
 _HASH = 64  # characters that no person reads
 
 
-def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messages: Sequence[Message]) -> None:
+def save_session(
+    engine: LoadedBundle, file: Path, tokens: Sequence[int], messages: Sequence[Message], adapter: int = 0
+) -> None:
     """See ``Engine.save_session``."""
     messages, held = apart(messages, engine.inputs.kind)
     if not held and max(tokens, default=0) >= INSERTED:
         what = "images or recordings"
         raise InvalidRequest(f"a text with {what} is saved as a conversation", "give the messages that have them")
     with engine.inputs.ids(tokens):
-        _save(engine, file, list(tokens)[: engine.context], messages, [engine.inputs.reader.of(one) for one in held])
+        shown = [engine.inputs.reader.of(one) for one in held]
+        _save(engine, file, list(tokens)[: engine.context], messages, shown, adapter)
 
 
 def _save(
@@ -52,11 +55,12 @@ def _save(
     tokens: list[int],
     messages: Sequence[Message],
     shown: Sequence[Image | Audio],
+    adapter: int,
 ) -> None:
     vocab = engine.bundle.manifest.target.facts.vocab
     if any(not 0 <= token < vocab for token in tokens if token < INSERTED):
         raise InvalidRequest(f"a token id outside the vocabulary: expected 0 to {vocab - 1}")
-    session = engine.sessions.take(tokens)
+    session = engine.sessions.take(tokens, adapter=adapter)
     try:
         if session.target.capacity < len(tokens):
             _admit(engine, tokens)
@@ -78,7 +82,7 @@ def _save(
             arrays = {name: slot.held() for name, slot in slots.items()}
             saved = {
                 name: SavedSlot(
-                    origin=origin_of(engine.bundle.manifest, slot.model),
+                    origin=origin_of(engine.bundle.manifest, slot.model) | adapter_of(slot),
                     tokens=slot.tokens,
                     high_water_mark=slot.high_water_mark,
                     nbytes=slot_bytes(arrays[name]),
@@ -102,6 +106,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     """See ``Engine.restore_session``."""
     saved = read_session(file)
     target, draft, manifest = saved.header.target, saved.header.draft, engine.bundle.manifest
+    adapter = _adapter(file, target, engine)
     _require(file, target, engine.model, manifest, engine.context)
     held = [engine.inputs.reader.of(one) for one in saved.held]
     for one in held:
@@ -109,6 +114,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     _admit(engine, target.tokens)
     with engine.lock, engine.inputs.ids(target.tokens):
         session = engine.new_session()
+        session.use_adapter(adapter)
         _take_up(file, target, saved.target, session.target)
         if not saved.sealed:
             session.foreign = f"the session file {file.name} does not have this user's seal"
@@ -143,10 +149,23 @@ def _take_up(file: Path, saved: SavedSlot, body: NDArray[np.uint8], slot: Slot) 
         raise SessionError(f"{file}: states that are not those of its {len(saved.tokens)} tokens", _AGAIN)
 
 
+def _adapter(file: Path, saved: SavedSlot, engine: LoadedBundle) -> int:
+    """Find the adapter that a text was read with; 0 = none."""
+    digest, store = saved.origin.get("adapter"), getattr(engine.model, "adapters", None)
+    if digest is None:
+        return 0
+    for number, known in (store.digests if store else {}).items():
+        if known == digest:
+            return number
+    raise SessionError(f"{file}: its text was read with an adapter that is not loaded", "load the bundle with it")
+
+
 def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, context: int) -> None:
     """Refuse what was saved elsewhere or otherwise."""
     here = origin_of(manifest, model)
     for name in dict.fromkeys([*here, *saved.origin]):
+        if name == "adapter":
+            continue  # see ``_adapter``
         was, now = (found.get(name, "none") for found in (saved.origin, here))
         if was != now:
             what = f": {was}, and this has {now}" if max(len(was), len(now)) < _HASH else ""

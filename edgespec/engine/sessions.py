@@ -207,6 +207,19 @@ class Session:
         """List the slots that hold a text."""
         return list(self.slots().values())
 
+    @property
+    def adapter(self) -> int:
+        """Number of the LoRA adapter that its text is read with; 0 = none."""
+        return self.target.adapter
+
+    def use_adapter(self, number: int) -> None:
+        """Read texts with another adapter from now on; a text that was read otherwise is forgotten."""
+        if number != self.adapter:
+            self.forget()
+            for slot in self.all_slots():
+                if slot.model is self.target.model:
+                    slot.use_adapter(number)
+
     def forget(self) -> None:
         """Forget the text, so that its content cannot speed up the next request."""
         for slot in self.all_slots():

@@ -176,6 +176,8 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
         *([MemoryPart("checkpoints", kept, note=copies)] if kept else []),
         MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes per token"),
     ]
+    if use.adapters:
+        parts.append(MemoryPart("adapters", use.adapters, note="as they are stored"))
     if codes := manifest.codes:
         graph = manifest.files[codes.graph].size if codes.graph in manifest.files else 0
         there = int(CODES_GRAPH * graph) + CODES_ARRAYS * codes.working

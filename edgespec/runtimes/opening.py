@@ -8,11 +8,10 @@ from edgespec.runtimes.devices.slot import DeviceSlot
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.kv import KvFormat
-from edgespec.runtimes.files.manifest import Precision
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.slots.cpu import cpu_slot
-from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.shared import Model, no_adapters
 from edgespec.runtimes.slots.slot import Slot
 
 ONE_THREAD_BYTES = 4 << 20  # of a draft's weights
@@ -20,8 +19,8 @@ ONE_THREAD_BYTES = 4 << 20  # of a draft's weights
 
 def open_target(
     bundle: Bundle,
+    options: LoadOptions,
     device: DeviceName,
-    precision: Precision | None,
     graph: str,
     strict: bool,
     threads: int | None,
@@ -29,9 +28,12 @@ def open_target(
     expert_cache: int | None = None,
 ) -> Model:
     """Open the target of ``bundle``: one of its graphs on the CPU, all on a device; raises the errors of ``load``."""
+    adapters = options.adapter_folders
     if device != "cpu":
-        return open_on_device(bundle, device, precision, strict, threads)
-    return Model(bundle.path, bundle.manifest.target, graph, threads, kv, bundle.checked, expert_cache)
+        if adapters:
+            raise no_adapters()
+        return open_on_device(bundle, device, options.device_precision, strict, threads)
+    return Model(bundle.path, bundle.manifest.target, graph, threads, kv, bundle.checked, expert_cache, adapters)
 
 
 def share_target(model: Model, strict: bool) -> Model:

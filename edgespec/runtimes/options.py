@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypedDict, get_args
 
 from edgespec.declared import copy_with
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BundleError, ExportError, InvalidRequest
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import choose_attention
 from edgespec.runtimes.files.formats import CHECKPOINTS, Attention, listed
+from edgespec.runtimes.files.lora import adapter_bytes
 from edgespec.runtimes.files.manifest import Manifest, Operators, Precision
 from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.images.limits import limited
@@ -40,6 +43,7 @@ class LoadChanges(TypedDict, total=False):
     prompt_cache: bool
     image_rows: int | None
     budget: str | int | None
+    adapters: Mapping[str, str | os.PathLike[str]] | None
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class LoadOptions:
         budget: maximum memory of this process, such as "1.5GiB", mapped files included; a request that would exceed it
             gets a cheaper method, with the reason, or is refused.  None = the private memory that is free when loading;
             "off" = memory is not checked.
+        adapters: folders of LoRA adapters by name, as PEFT saves them.  A request chooses one by its setting
+            ``adapter``; native operators only.
     """
 
     threads: int | None = None
@@ -87,6 +93,7 @@ class LoadOptions:
     prompt_cache: bool = True
     image_rows: int | None = None
     budget: str | int | None = None
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None
 
     def __post_init__(self) -> None:
         for name in ("threads", "context", "image_rows"):
@@ -103,6 +110,16 @@ class LoadOptions:
             raise InvalidRequest(f"device is {self.device!r}: expected a name", "`edgespec devices` shows them")
         if not (self.ngram_store is None or isinstance(self.ngram_store, (str, os.PathLike))):
             raise InvalidRequest(f"ngram_store is {self.ngram_store!r}: expected a file")
+        if not (self.adapters is None or isinstance(self.adapters, Mapping)):
+            raise InvalidRequest(f"adapters is {self.adapters!r}: expected folders by name")
+        for name, folder in (self.adapters or {}).items():
+            if not isinstance(name, str) or not name or ":" in name or not isinstance(folder, (str, os.PathLike)):
+                raise InvalidRequest(f"adapter {name!r} in {folder!r}: expected a name without a colon, and a folder")
+
+    @property
+    def adapter_folders(self) -> dict[str, Path]:
+        """The folders of ``adapters`` as paths."""
+        return {name: Path(folder).expanduser() for name, folder in (self.adapters or {}).items()}
 
     def changed(self, **changes: Any) -> LoadOptions:
         """Copy with changes on top.
@@ -161,10 +178,18 @@ class LoadOptions:
             threads=self.threads or default_threads(),
             strict=self.strict or kind == "native",
             device=self.device,
+            adapters=sum(map(_adapter_bytes, self.adapter_folders.values())),
         )
 
 
 takes(LoadChanges, LoadOptions)(LoadOptions.changed)
+
+
+def _adapter_bytes(folder: Path) -> int:
+    try:
+        return adapter_bytes(folder)
+    except ExportError as error:
+        raise BundleError(error.message, error.hint) from error
 
 
 def _check_planes(manifest: Manifest, kind: Operators) -> None:
@@ -204,3 +229,4 @@ class RunOptions:
     # the coarser keys that self-drafts read, a second copy; None = there is none
     draft_attention: Attention | None = None
     expert_cache: int | None = None  # bytes for weights that are read when a pass needs them; None = they are mapped
+    adapters: int = 0  # bytes of LoRA adapters that are loaded beside it

@@ -129,15 +129,15 @@ class _Routes:
 
     async def models(self, request: Request) -> Response:
         self.access.client(request)
-        found = [self._described(name) | {"edgespec": model.about} for name, model in self.served.all.items()]
+        found = [self._described(name) | {"edgespec": model.about} for name, model in self.served.names.items()]
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"], "has_more": False}
         return JSONResponse({"object": "list", "data": found} | ends)
 
     async def model(self, request: Request) -> Response:
         self.access.client(request)
         wanted = request.path_params["wanted"]
-        if wanted not in self.served.all:
-            raise no_model(wanted, self.served.all)
+        if wanted not in self.served.names:
+            raise no_model(wanted, self.served.names)
         return JSONResponse(self._described(wanted))
 
     @asynccontextmanager
@@ -224,7 +224,7 @@ class _Routes:
         return self._stored(owner, wanted)[1]
 
     def _described(self, name: str) -> dict[str, Any]:
-        return self.served.all[name].described(self.started)
+        return self.served.names[name].described(self.started, name)
 
 
 def _let_go_body(request: Request) -> None:

@@ -135,6 +135,7 @@ class Jobs:
             InvalidRequest: a method that the bundle does not have.
         """
         self.engine.choose_for(read.settings)
+        self.engine.adapter_number(read.settings.adapter)
         if (grammar := read.settings.grammar) is not None:  # readers have checked that it compiles within limits
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._compiling, self._require, grammar, read.large)
@@ -153,7 +154,7 @@ class Jobs:
         assert api.writer is not None
         writer = api.writer(
             f"{api.prefix}{secrets.token_hex(12)}",
-            self.name,
+            self.name if read.settings.adapter is None else f"{self.name}:{read.settings.adapter}",
             sum(map(len, read.prompts)),
             choices,
             read.settings.logprobs,

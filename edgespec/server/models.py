@@ -103,24 +103,26 @@ class Model:
             pictures=pictures,
             codes=manifest.codes,
             embedding=manifest.embedding,
+            adapters=tuple(options.adapters or ()),
         )
         self.jobs: Jobs | None = None
         self.users, self.used = 0, 0.0
         self.loading: asyncio.Future[None] | None = None
 
-    def described(self, created: int) -> dict[str, Any]:
+    def described(self, created: int, name: str) -> dict[str, Any]:
         """Return the entry of ``/v1/models`` with the fields of OpenAI's and Anthropic's APIs.
 
         Args:
             created: when the server began, in seconds since 1970.
+            name: its own, or with one of its adapters.
         """
         return {
-            "id": self.name,
+            "id": name,
             "object": "model",
             "created": created,
             "owned_by": "edgespec",
             "type": "model",
-            "display_name": self.name,
+            "display_name": name,
             "created_at": datetime.fromtimestamp(created, timezone.utc).isoformat().replace("+00:00", "Z"),
             "lifecycle": "active",
             "max_input_tokens": self.run.context,
@@ -171,6 +173,7 @@ class Models:
 
     Attributes:
         all: by name, in order.
+        names: the same also by the names with their adapters, ``MODEL:ADAPTER``.
 
     Raises:
         BundleError, InvalidRequest: see ``Model``.
@@ -193,6 +196,7 @@ class Models:
             name: Model(name, folder, self.options, self.limits.tokens, calls, pictures, sampling)
             for name, folder in bundles.items()
         }
+        self.names = {name: model for model in self.all.values() for name in model.known.names}
         self.held = HeldBytes(self.limits.body, self._free)
         self.stored, self.metrics = Stored(), Metrics(list(self.all), self._figure)
         self._lock = threading.Lock()  # of what is loaded and who uses it

@@ -34,7 +34,7 @@ def describe(models: Sequence[ModelInfo], limits: Limits, keys: bool) -> Shape:
         keys: whether it asks for one.
     """
     schemas: Shape = {}
-    name: Shape = {"enum": [known.name for known in models]}
+    name: Shape = {"enum": [name for known in models for name in known.names]}
     vocab = ", ".join(f"{known.vocab} for {known.name}" for known in models)
     requests: list[type[StrictModel]] = [*(api.request for api in APIS.values()), AudioRequest]
     for asked in requests:

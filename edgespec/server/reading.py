@@ -75,6 +75,7 @@ class ModelInfo:
         pictures: folder whose pictures requests may name; empty = none.
         codes: codec that decodes its tokens to pictures or sound; None = it generates text.
         embedding: how it embeds or scores texts; None = by nothing but its pooling.
+        adapters: names of its LoRA adapters; a request asks for one as ``MODEL:ADAPTER``.
     """
 
     bundle: str
@@ -91,6 +92,12 @@ class ModelInfo:
     pictures: str = ""
     codes: CodesPart | None = None
     embedding: EmbeddingPart | None = None
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """List the names that requests ask for it by."""
+        return [self.name, *(f"{self.name}:{adapter}" for adapter in self.adapters)]
 
 
 MODELS = TypeAdapter(list[ModelInfo])
@@ -212,13 +219,14 @@ class Reader:
         self, models: Sequence[ModelInfo], grammars: bool = True, limit: Callable[[int], object] = lambda _: None
     ) -> None:
         self._models, self._grammars, self._limit = {known.name: known for known in models}, grammars, limit
+        self._names = {name: (known.name, adapter) for known in models for name, adapter in _adapters(known)}
         self._opened: dict[str, ModelTokens] = {}
         self.seconds = STARTING
         self._tokens(models[0].name)
 
     def _tokens(self, model: str) -> ModelTokens:
         if model not in self._models:
-            raise no_model(model, self._models)
+            raise no_model(model, self._names)
         if model not in self._opened:
             self._limit(STARTING)
             self._opened[model] = ModelTokens(self._models[model])
@@ -248,6 +256,9 @@ class Reader:
 
     def _read(self, kind: Kind, sent: Any, earlier: bytes) -> tuple[dict[str, Any], list[array[int]]]:
         if (read := APIS[kind].read) is not None:
+            if self._names.get(sent.model, ("", None))[1] is not None:
+                what = f"model {sent.model!r}: adapters are for texts that are written"
+                raise InvalidRequest(what, "ask the model itself")
             data, texts = read(self._tokens(sent.model), sent)
             return {"model": sent.model, "asked": data}, texts
         if isinstance(sent, ResponsesRequest) and sent.previous_response_id and not earlier:
@@ -255,7 +266,8 @@ class Reader:
         asked: CompletionBase = sent.asked(earlier)
         if asked.edgespec.show_drafts and kind not in ("completion", "chat"):
             raise InvalidRequest("show_drafts: only streams of completions and chats show guesses")
-        tokens = self._tokens(asked.model)
+        name, adapter = self._names.get(asked.model, (asked.model, None))
+        tokens = self._tokens(name)
         known, grammar = tokens.known, asked.grammar
         if known.embedding is not None and known.embedding.encoder:
             raise no_encoder()
@@ -265,7 +277,7 @@ class Reader:
         grammar = plan.grammar
         if kind == "count":
             return {"count": len(prompts[0])}, []
-        changes = asked.changes(known.tokens, default) | {"markers": plan.markers}
+        changes = asked.changes(known.tokens, default) | {"markers": plan.markers, "adapter": adapter}
         biases = {int(token): bias for token, bias in (asked.logit_bias or {}).items()}
         predicted, options = changes.pop("prediction", None), asked.stream_options
         try:
@@ -351,6 +363,11 @@ def _of_a_tool(tokens: ModelTokens, asked: CompletionBase) -> InvalidRequest | N
             why = error.message.removeprefix("json_schema: ")
             return InvalidRequest(f"the parameters of tool {name!r}: {why}", error.hint)
     return InvalidRequest("the calls of these tools cannot be followed: expected fewer or simpler ones")
+
+
+def _adapters(known: ModelInfo) -> Iterator[tuple[str, str | None]]:
+    """Yield the names that requests ask for, with the adapter of each."""
+    yield from zip(known.names, (None, *known.adapters), strict=True)
 
 
 def no_model(name: str, models: Iterable[str]) -> Failure:

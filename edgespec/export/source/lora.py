@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.stored import Opened, Plain, Stored, read_header, read_object
+from edgespec.export.source.stored import Opened, Plain, Stored, read_header
+from edgespec.runtimes.files.lora import AGAIN, CONFIG, FACTOR, MERGE, PREFIX, adapter_settings, scale_of, weights_file
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
 HEAD = "lm_head.weight"
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
-FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])(\.default)?\.weight")
 TRANSPOSED = ("gpt2", "openai-gpt")  # model types whose matrices are stored [inputs, outputs]
-ALTERED = (  # options that make an adapter more than W + scale * B @ A
-    "use_dora", "lora_bias", "use_qalora", "use_bdlora", "arrow_config", "alora_invocation_tokens", "layer_replication",
-    "target_parameters", "trainable_token_indices", "kasa_config", "monteclora_config",
-)  # fmt: skip
-PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # initializations that leave W as it was
-MERGE = "merge it once with PEFT: `model.merge_and_unload().save_pretrained(folder)`, and export that folder"
 
 
 @dataclass(frozen=True)
@@ -56,28 +46,6 @@ class Merged:
 
 def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
-
-
-def adapter_settings(folder: Path) -> dict[str, Any]:
-    """adapter_config.json, of an adapter that can be merged.
-
-    Raises:
-        ExportError: not there or broken. UnsupportedModel: of a kind that cannot be merged.
-    """
-    file = folder / CONFIG
-    settings = read_object(file, "give the folder of a LoRA adapter saved by PEFT")
-    if (kind := settings.get("peft_type")) != "LORA":
-        raise UnsupportedModel(f"{folder}: an adapter of type {kind} is not supported; supported: LORA", MERGE)
-    for name in ALTERED:
-        if settings.get(name):
-            raise UnsupportedModel(f"{folder}: LoRA with {name} = {settings[name]!r} is not supported", MERGE)
-    if (bias := settings.get("bias", "none")) != "none":
-        raise UnsupportedModel(f"{folder}: LoRA with bias = {bias!r} is not supported; supported: none", MERGE)
-    if (start := settings.get("init_lora_weights")) not in PLAIN_STARTS:
-        raise UnsupportedModel(
-            f"{folder}: LoRA with init_lora_weights = {start!r}, which changes the base model, is not supported", MERGE
-        )
-    return settings
 
 
 def merged(base: Opened, folder: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
@@ -126,35 +94,13 @@ def _merged(
     found: Stored | None,
     transposed: bool,
 ) -> Merged:
-    if set(pair) != {"A", "B"} or any(len(part.shape) != 2 for part in pair.values()):
-        raise ExportError(f"{folder}: {module} needs two matrices, lora_A and lora_B", "download the adapter again")
+    if set(pair) != {"A", "B"}:
+        raise ExportError(f"{folder}: {module} needs two matrices, lora_A and lora_B", AGAIN)
     a, b = pair["A"], pair["B"]
-    rank, alpha = (_number(folder, settings, key, module) for key in ("r", "lora_alpha"))
-    if not a.shape[0] == b.shape[1] == rank:
-        raise ExportError(
-            f"{folder}: {module} has lora_A {list(a.shape)} and lora_B {list(b.shape)}, but {CONFIG} says rank "
-            f"{rank:g}",
-            "the adapter's files do not belong together: download it again",
-        )
+    scale = scale_of(folder, settings, module, a.shape, b.shape)
     shape = (a.shape[1], b.shape[0]) if transposed else (b.shape[0], a.shape[1])
     base = _check(folder, f"{module}.weight", shape, found)
-    return Merged(base, a, b, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank), transposed)
-
-
-def _number(folder: Path, settings: Mapping[str, Any], key: str, module: str) -> float:
-    """Rank or alpha of a module: of the pattern that its name ends with, else of all."""
-    patterns = settings.get("rank_pattern" if key == "r" else "alpha_pattern") or {}
-    value = settings.get(key, 8)
-    for pattern, own in patterns.items():
-        try:
-            if re.match(rf"(.*\.)?({pattern})$", module):
-                value = own
-                break
-        except re.error as error:
-            raise ExportError(f"{folder / CONFIG}: {pattern!r} is no regular expression: {error}") from error
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ExportError(f"{folder / CONFIG}: expected a positive number {key}, got {value!r}")
-    return float(value)
+    return Merged(base, a, b, scale, transposed)
 
 
 def _check(folder: Path, name: str, shape: tuple[int, ...], base: Stored | None) -> Stored:
@@ -169,14 +115,7 @@ def _check(folder: Path, name: str, shape: tuple[int, ...], base: Stored | None)
 
 
 def _weights(folder: Path) -> dict[str, Plain]:
-    if not (folder / WEIGHTS).is_file():
-        if (folder / "adapter_model.bin").is_file():
-            raise ExportError(
-                f"{folder}: weights only as pickle (adapter_model.bin), which can run code when opened",
-                "convert it once with `PeftModel.save_pretrained(folder, safe_serialization=True)`",
-            )
-        raise ExportError(f"{folder}: has no {WEIGHTS}", "download the adapter's weights too")
-    tensors = read_header(folder / WEIGHTS)
+    tensors = read_header(file := weights_file(folder))
     if not tensors:
-        raise ExportError(f"{folder / WEIGHTS}: holds no tensors", "download the adapter again")
+        raise ExportError(f"{file}: holds no tensors", AGAIN)
     return tensors

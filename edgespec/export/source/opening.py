@@ -12,10 +12,11 @@ from edgespec.export.source.converters import converted
 from edgespec.export.source.ct2_files import spec_of
 from edgespec.export.source.ct2_models import open_ct2
 from edgespec.export.source.gguf_files import TOKENIZER, is_projector, open_gguf, parts_of
-from edgespec.export.source.lora import CONFIG, WEIGHTS, adapter_settings, is_adapter, merged
+from edgespec.export.source.lora import is_adapter, merged
 from edgespec.export.source.stored import LOSS, NONSENSE, Opened, Temporary, read_object, safetensors_in
 from edgespec.export.source.widened import FILE as WIDENED
 from edgespec.export.source.widened import is_widened, widen
+from edgespec.runtimes.files.lora import CONFIG, WEIGHTS, adapter_settings
 
 BESIDE = ("config.json", "generation_config.json", "calibration.txt")  # what else is read from a model's folder
 

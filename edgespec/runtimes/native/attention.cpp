@@ -46,7 +46,7 @@ void Pass::plan_queries(const Step& s) {
 
 // Groups of rows, and how many splits the one that sees most takes; each group counts them from its own first.
 void Pass::plan_attention(const Step& s) {
-  const int64_t* slots = s.memory ? in_.sources : plan(2);
+  const int64_t* slots = s.memory ? in_.sources : this->slots();
   const int most = std::max(1, kGroupQueries / (s.heads / s.kv));
   groups_.clear();
   path_.assign(in_.rows, -1);

@@ -35,7 +35,7 @@ void check_reach(const Program& program, const std::vector<Tensor>& weights, con
 }
 
 void Pass::check() const {
-  const int64_t *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4), *places = plan(5);
+  const int64_t *positions = plan(1), *slots = this->slots(), *visible = plan(3), *parents = plan(4), *places = plan(5);
   if (in_.rows > kMostRows || int64_t(in_.heads) * active_.times > kMostRows ||
       int64_t(in_.rows) * in_.layout.heads > kMostRows)
     fail("a pass of too many rows");
@@ -135,7 +135,7 @@ void Pass::check_blocks(int64_t slot, int64_t first, int64_t end) const {
 }
 
 void Pass::see() {
-  const int64_t *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4), *places = plan(5);
+  const int64_t *positions = plan(1), *slots = this->slots(), *visible = plan(3), *parents = plan(4), *places = plan(5);
   int64_t end = 0;  // of the tokens that the rows of a slot read or write
   auto& rows = scratch_.visible;
   rows.resize(in_.rows);

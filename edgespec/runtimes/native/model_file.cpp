@@ -231,6 +231,7 @@ ModelFile read(const std::string& path, Bytes bytes) {
     const auto found = weights.find(node.inputs[i]);
     if (found == weights.end()) throw std::invalid_argument("no weight " + node.inputs[i]);
     model.weights.push_back(places.place(found->second));
+    model.names.push_back(node.inputs[i]);
   }
   model.program = std::move(node.program);
   return model;

@@ -18,7 +18,8 @@ struct Place {
 
 struct ModelFile {
   std::string program;
-  std::vector<Tensor> weights;               // of the node's inputs after the fixed ones
+  std::vector<std::string> names;            // of the node's inputs after the fixed ones
+  std::vector<Tensor> weights;               // the same
   std::vector<Place> places;                 // of the same
   std::vector<std::unique_ptr<Mapping>> in;  // where they are mapped
   std::vector<Memory> small;                 // those that the graph file holds

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters.h"
 #include "expert_store.h"
 #include "node.h"
 #include "team.h"
@@ -31,6 +32,7 @@ struct Decoder {
   std::atomic<bool> asked{false};
   std::vector<Tensor> weights;
   std::shared_ptr<ExpertStore> store;  // of weights that are streamed; null: all are in `weights`
+  std::shared_ptr<AdapterStore> adapters;
   std::mutex mutex;
   std::vector<std::unique_ptr<Scratch>> idle;
 
@@ -85,6 +87,7 @@ void run(Decoder& decoder, KernelContext* context) {
     throw std::invalid_argument("edgespec: the program names weight " + std::to_string(program.weights - 1) + " of " +
                                 std::to_string(in.weights.size()));
   StreamedPass streamed(decoder.store.get(), program, in);
+  in.adapters = decoder.adapters.get();
   PassOutputs out;
   const NodeShapes shapes = node_shapes(program, in);
   out.logits = static_cast<float*>(output(context, 0, shapes.logits));
@@ -132,6 +135,7 @@ Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noex
     decoder->program = Program::parse(text_attribute(info, "program"));
     decoder->constant = flag_attribute(info, "constant_weights");
     decoder->store = take_pending_store(text_attribute(info, "program"));
+    decoder->adapters = take_pending_adapters(text_attribute(info, "program"));
     *kernel = decoder.release();
     return nullptr;
   } catch (...) { return current_error(); }

@@ -1,4 +1,4 @@
-#include "pass.h"
+#include "adapters.h"
 
 #include <algorithm>
 #include <cmath>
@@ -47,6 +47,7 @@ Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in,
       active_(program.active(in.gates, in.gate_count)),
       blocks_(pool_blocks(in)),
       capacity_(in.layout.table ? int64_t(in.layout.table) * kKvBlock : in.layout.capacity(in.kv_bytes)) {
+  split_slots();
   check();
   scratch_.floats.resize(program.floats.size());
   scratch_.acts.resize(program.acts.size());
@@ -59,6 +60,76 @@ Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in,
   }
   see();
   apply_moves();
+}
+
+// Tells slots and adapters apart, and gathers the rows of each adapter.
+void Pass::split_slots() {
+  auto& slots = scratch_.slots;
+  slots.assign(plan(2), plan(2) + in_.rows);
+  for (int r = 0; r < in_.rows; ++r) {
+    const int64_t adapter = slots[r] >> 32;
+    if (adapter <= 0) continue;  // a slot below 0 is refused as it is
+    if (adapter > (in_.adapters ? in_.adapters->count() : 0))
+      throw std::invalid_argument("edgespec: adapter " + std::to_string(adapter) + " does not exist");
+    slots[r] &= UINT32_MAX;
+    Adapted* last = adapted_.empty() ? nullptr : &adapted_.back();
+    if (last && last->adapter == adapter && last->first + last->count == r && r % kRowGroup)
+      ++last->count;
+    else
+      adapted_.push_back({static_cast<int>(adapter), r, 1, {}});
+  }
+}
+
+// Computes A x of the rows with adapters for the matrices of a step, from the activations that it multiplies.
+void Pass::reduce(const Step& s) {
+  const int weights[2] = {s.op == Op::kGlu ? s.gate : s.w, s.op == Op::kGlu ? s.up : -1};
+  size_t numbers = 0;
+  const auto each = [&](const auto& visit) {
+    for (Adapted& rows : adapted_)
+      for (int which = 0; which < 2; ++which)
+        if (const auto* parts = weights[which] < 0 ? nullptr : in_.adapters->find(rows.adapter, weights[which]))
+          for (const LowRank& part : *parts) visit(rows, which, part);
+  };
+  for (Adapted& rows : adapted_) rows.low[0].clear(), rows.low[1].clear();
+  each([&](Adapted& rows, int, const LowRank& part) { numbers += size_t(rows.count) * part.rank; });
+  if (!numbers) return;
+  float* low = static_cast<float*>(scratch_.lows.get(numbers * 4 + 64));
+  float* x = static_cast<float*>(scratch_.given.get(size_t(kRowGroup) * s.k * 4 + 64));
+  const Adapted* read = nullptr;  // whose activations are in x
+  each([&](Adapted& rows, int which, const LowRank& part) {
+    const int group = rows.first / kRowGroup, inside = rows.first % kRowGroup;
+    const void* act = group_acts(s.act, s.kind, s.k, group);
+    const float* from = takes_floats(s.kind) ? static_cast<const float*>(act) + size_t(inside) * s.k : x;
+    if (from == x && read != &rows) {
+      const int stride = rows_in_group(in_.rows, group);
+      for (int i = 0; i < rows.count; ++i)
+        for (int at = 0; at < s.k; ++at) {
+          const Act& block = static_cast<const Act*>(act)[size_t(at / kBlock) * stride + inside + i];
+          x[size_t(i) * s.k + at] = static_cast<float>(block.q[at % kBlock]) * block.scale;
+        }
+      read = &rows;
+    }
+    for (int tile = 0; tile < tiles_of(part.rank); ++tile)
+      k_.linear[part.kind](part.a + tile * tile_bytes(part.kind, s.k), s.k, from, rows.count, low + tile * kTile,
+                           static_cast<size_t>(part.rank), std::min(kTile, part.rank - tile * kTile));
+    for (int i = 0; i < rows.count * part.rank; ++i) low[i] *= part.scale;
+    rows.low[which].push_back(low);
+    low += size_t(rows.count) * part.rank;
+  });
+}
+
+// Adds what adapters give to a tile of a matrix in the rows of a group, y [rows][ld].
+void Pass::add_low(int which, int weight, int tile, int group, float* y, size_t ld) {
+  alignas(64) float z[kRowGroup][kTile];
+  for (const Adapted& rows : adapted_) {
+    if (rows.first / kRowGroup != group || rows.low[which].empty()) continue;
+    const auto& parts = *in_.adapters->find(rows.adapter, weight);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!parts[i].has(tile)) continue;
+      k_.linear[parts[i].kind](parts[i].up(tile), parts[i].rank, rows.low[which][i], rows.count, z[0], kTile, kTile);
+      for (int r = 0; r < rows.count; ++r) k_.add(y + size_t(rows.first % kRowGroup + r) * ld, z[r], kTile);
+    }
+  }
 }
 
 // Cuts the units of a matrix into chunks: first a long one for each thread, which streams it from end to end, then
@@ -134,6 +205,7 @@ void Pass::fit_offsets(const Step& s) {
 
 // Cuts the work of a step that defines its own chunks.
 int Pass::open_own(const Step& s, int members) {
+  if (!adapted_.empty() && s.act >= 0 && s.op != Op::kExperts && s.op != Op::kLogits) reduce(s);
   switch (s.op) {
     case Op::kExperts: return open_experts(s, members);
     case Op::kDelta: return open_delta(s);
@@ -277,7 +349,7 @@ void Pass::heads(const Step& s, int chunk) {
   const int kv_head = head - queries;
   alignas(64) float y[kRowGroup][kMaxHeadDim], v[kRowGroup][kMaxHeadDim];
   const float* bias = given ? nullptr : vector(s.bias);
-  const int64_t *positions = plan(1), *slots = s.memory ? in_.sources : plan(2),
+  const int64_t *positions = plan(1), *slots = s.memory ? in_.sources : this->slots(),
                 *places = s.memory ? in_.sources + in_.rows : plan(5);
   for (int group = 0; group * kRowGroup < rows; ++group) {
     const int n = rows_in_group(rows, group);
@@ -290,6 +362,8 @@ void Pass::heads(const Step& s, int chunk) {
       for (int t = 0; t < each; ++t)
         k_.linear[s.kind](tiles(s, s.w, s.low, size_t(head) * each + t, s.k), s.k, act, n, to + t * kTile, kMaxHeadDim,
                           kTile);
+      for (int t = 0; t < each && !adapted_.empty(); ++t)
+        add_low(0, s.w, head * each + t, group, to + t * kTile, kMaxHeadDim);
     };
     if (!given) multiply(head, y[0]);
     if (!given && is_key) multiply(head + s.kv, v[0]);
@@ -337,6 +411,7 @@ void Pass::linear_tile(const Step& s, int tile, int first, int last) {
     for (int i = 0; i < n; ++i) __builtin_prefetch(first_row + size_t(i) * s.n, 1, 2);  // far from each other
     k_.linear[s.kind](tiles(s, s.w, s.low, tile, s.k), s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile,
                       kTile);
+    if (!adapted_.empty()) add_low(0, s.w, tile, group, y[0], kTile);
     for (int i = 0; i < n; ++i) {
       float* out = first_row + size_t(i) * s.n;
       if (bias) k_.add(y[i], bias + tile * kTile, columns);
@@ -369,6 +444,9 @@ void Pass::glu_unit(const Step& s, int unit, int first, int last) {
       const size_t at = size_t(unit) * (width / kTile) + t;
       k_.linear[s.kind](tiles(s, s.gate, s.gatelow, at, s.k), s.k, act, n, g + t * kTile, width, kTile);
       if (s.up >= 0) k_.linear[s.kind](tiles(s, s.up, s.uplow, at, s.k), s.k, act, n, u + t * kTile, width, kTile);
+      if (adapted_.empty()) continue;
+      add_low(0, s.gate, static_cast<int>(at), group, g + t * kTile, width);
+      if (s.up >= 0) add_low(1, s.up, static_cast<int>(at), group, u + t * kTile, width);
     }
     for (int i = 0; i < n && (bias || up_bias); ++i) {
       if (bias) k_.add(g + i * width, bias + size_t(unit) * width, columns);

@@ -16,8 +16,10 @@ namespace edgespec {
 constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
 constexpr int kPiece = 1 << 10;   // numbers of a chunk of activate: whole vectors
 
+class AdapterStore;
 class ExpertStore;
 class LayerReader;
+struct LowRank;
 
 struct Tensor {
   const void* data = nullptr;
@@ -25,7 +27,7 @@ struct Tensor {
 };
 
 struct PassInputs {
-  const int64_t* plan = nullptr;  // [6][rows]: token, position, slot, visible, parent, place
+  const int64_t* plan = nullptr;  // [6][rows]: token, position, slot + 2^32 x adapter, visible, parent, place
   int rows = 0;
   const int64_t* head_rows = nullptr;  // rows that reach the LM head
   int heads = 0;
@@ -55,6 +57,7 @@ struct PassInputs {
   std::vector<Tensor> weights;
   ExpertStore* experts = nullptr;  // where those of mixtures come from; null: from the weights
   LayerReader* layers = nullptr;   // the same of the matrices of layers
+  const AdapterStore* adapters = nullptr;
   CodeTables tables;
 };
 
@@ -121,6 +124,8 @@ struct Scratch {
   Memory expert_in, expert_mid, expert_acts, expert_out;
   Memory mixed, queries, query_floats, query_bytes, query_tables, partial, found_ids, found_values;
   std::vector<Visible> visible, of_memory;  // what each row sees of its cache, and of its memory
+  std::vector<int64_t> slots;               // of each row
+  Memory given, lows;                       // rows that adapters multiply, and A x of each
 };
 
 class Pass {
@@ -147,6 +152,11 @@ class Pass {
     int64_t begin, blocks;
   };
 
+  struct Adapted {  // rows of one row group with the same adapter, and A x of them by matrix and part, [count][rank]
+    int adapter, first, count;
+    std::vector<const float*> low[2];
+  };
+
   struct Expert {  // its rows among those that are sent to experts, and the first of its pieces
     int id, first, count, piece;
   };
@@ -165,6 +175,7 @@ class Pass {
     int row, from, to;
   };
 
+  void split_slots();
   void check() const;
   void check_states() const;
   void check_sources() const;
@@ -193,6 +204,7 @@ class Pass {
   const int64_t* axis(int number) const { return in_.axes ? in_.axes + size_t(number) * in_.rows : plan(1); }
   void turn(const Step& s, int row, float* y) const;
   const int64_t* plan(int line) const { return in_.plan + size_t(line) * in_.rows; }
+  const int64_t* slots() const { return scratch_.slots.data(); }
   int count(const Step& s) const { return s.rows == 2 ? in_.heads * s.times : s.rows ? in_.heads : in_.rows; }
   // Row of the source that a row of this step is computed from.
   size_t source(const Step& s, int row) const {
@@ -221,6 +233,8 @@ class Pass {
 #include "steps.inl"
   int open_own(const Step& s, int members);
   int groups_together(const Step& s) const;
+  void reduce(const Step& s);
+  void add_low(int which, int weight, int tile, int group, float* y, size_t ld);
   void linear_tile(const Step& s, int tile, int first, int last);
   void glu_unit(const Step& s, int unit, int first, int last);
   void normed(const Step& s, const float* x, float* y) const;
@@ -293,6 +307,7 @@ class Pass {
   int mixed_first_ = 0, mixed_end_ = 0;  // those that are computed now
   std::vector<Piece> pieces_;
   std::vector<int> slots_;  // [rows, experts of a row]: index of the row among those sent
+  std::vector<Adapted> adapted_;
   Stopwatch watch_;
   bool merging_ = false;     // the second phase of attention
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix

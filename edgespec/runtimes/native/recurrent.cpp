@@ -40,7 +40,7 @@ void Pass::before(int row, int length, Before* seen) const {
 
 // One row, and what it leaves to tokens after it.  No row reads a state that another row of the pass writes (check).
 void Pass::convolve(const Step& s, int row) {
-  const Cache kv = cache(static_cast<int>(plan(2)[row]));
+  const Cache kv = cache(static_cast<int>(slots()[row]));
   const size_t k = s.k;
   const float* x = floats(s.x);
   float *out = floats(s.out) + row * k, *own = kv.state(s.layer, plan(5)[row]);
@@ -69,7 +69,7 @@ void Pass::convolve(const Step& s, int row) {
 
 // How far the state of a layer must come for the rows of a slot.  Without word of what is committed it stays.
 Pass::Sequence Pass::sequence(int layer, int first) const {
-  const int64_t* slots = plan(2);
+  const int64_t* slots = this->slots();
   Sequence q{static_cast<int>(slots[first]), first, 0, 0, 0, plan(3)[first], 0};
   while (first + q.count < in_.rows && slots[first + q.count] == slots[first]) ++q.count;
   q.applied = q.kept = *cache(q.slot).applied(layer);
@@ -206,7 +206,7 @@ void Pass::recall(const Step& s, int chunk) {
 
 // A row of the pass, and what it leaves to tokens after it.
 void Pass::mix(const Step& s, int row) {
-  const Cache kv = cache(static_cast<int>(plan(2)[row]));
+  const Cache kv = cache(static_cast<int>(slots()[row]));
   const float* x = floats(s.x);
   float *own = kv.state(s.layer, plan(5)[row]), *decays = own + s.k;
   std::memcpy(own, x + size_t(row) * s.k, size_t(s.k) * 4);

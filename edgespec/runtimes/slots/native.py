@@ -94,7 +94,7 @@ class NativeSlot(NativeRunner):
 
     def copy_prefix_from(self, other: Slot, length: int) -> int:
         assert isinstance(other, NativeSlot)
-        if other.beside != self.beside:
+        if other.beside != self.beside or other.adapter != self.adapter:
             return self.crop(0)
         same = other._books.lends(length)
         if not same:

@@ -13,6 +13,7 @@ from edgespec.decoding.text import INSERTED
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.kv import state_bytes
+from edgespec.runtimes.slots.adapters import ROW
 from edgespec.runtimes.slots.books import DRAFT, TREE, Books
 from edgespec.runtimes.slots.cross_attention import CrossAttentionCache
 from edgespec.runtimes.slots.inserted import MRopeOffsets
@@ -274,8 +275,8 @@ class NativeRunner(Slot):
         if parents is not None:
             plan[PARENT] = np.where(parents < 0, parents, parents + first) if first else parents
             how |= TREE
-        books = self._books
-        if books.try_plan(bound.address, bound.array.shape[1], first, len(ids), offset, how, self.number) < 0:
+        books, number = self._books, self.number + ROW * self.adapter
+        if books.try_plan(bound.address, bound.array.shape[1], first, len(ids), offset, how, number) < 0:
             raise books.refusal()
         if not how & DRAFT:
             self._pending = ids, None

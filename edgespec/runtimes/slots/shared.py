@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import mmap
 import sys
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BundleError, first_line
+from edgespec.errors import BundleError, InvalidRequest, first_line
 from edgespec.runtimes.files.attention import exact_attention, read_tables
 from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.graph_check import check_graph
@@ -20,6 +21,7 @@ from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.repack import usable_graph
 from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import check_threads, default_threads, make_session
+from edgespec.runtimes.slots.adapters import AdapterStore
 from edgespec.runtimes.slots.expert_store import ExpertStore, unread_expert
 from edgespec.runtimes.slots.inserted import EmbeddingSpanCache
 
@@ -93,6 +95,7 @@ class Model:
         kv: how a native graph keeps keys and values; None = float32 in a float32 model, else float16.
         checked: of the bundle that it is of.
         expert_cache: bytes for experts, or layers, that are read when a pass needs them; None = they are mapped.
+        adapters: folders of LoRA adapters by name, for native operators alone.
     """
 
     pairs: bool | None = None
@@ -101,6 +104,7 @@ class Model:
     """Between the tokenizers of the target and this draft; None = they are the same."""
 
     experts: ExpertStore | None = None  # where they, or the layers, are read from; None: all weights are mapped
+    adapters: AdapterStore | None = None
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class Model:
         kv: KvFormat | None = None,
         checked: Checked | None = None,
         expert_cache: int | None = None,
+        adapters: Mapping[str, Path] | None = None,
     ) -> None:
         check_threads(threads)
         self.folder, self.part, self.facts = folder, part, part.facts
@@ -123,7 +128,15 @@ class Model:
         if expert_cache is not None:
             weights = part.weights if part.layout == "native" else part.converted or ""
             self.experts = ExpertStore(path, path.parent / weights, expert_cache, checked)
-        with self.experts.used() if self.experts else nullcontext() if native else huge_pages():
+        if adapters and not native:
+            raise no_adapters()
+        if adapters:
+            self.adapters = AdapterStore(path, adapters)
+        with ExitStack() as around:
+            for store in filter(None, (self.experts, self.adapters)):
+                around.enter_context(store.used())
+            if not native:
+                around.enter_context(huge_pages())
             self.session = make_session(
                 path, self.threads, native
             )  # native operators use weights where they are mapped
@@ -185,3 +198,11 @@ class Model:
             del self._views[next(iter(self._views))]
         self._views[key] = Bound(flat[:size].reshape(shape))
         return self._views[key]
+
+
+def no_adapters() -> InvalidRequest:
+    """Make the error of adapters beside a model whose rows they cannot be added to one by one."""
+    return InvalidRequest(
+        "adapters are added row by row on native operators, and this model runs on stock ones or on a device",
+        "leave out operators and device, or merge the adapter at export: `edgespec export MODEL --adapter FOLDER`",
+    )

@@ -23,7 +23,10 @@ class Slot(Target, ABC):
     """The target (or draft) of one sequence; ``runtimes.opening.open_slot`` makes the kind that fits the model's graph.
 
     ``stateful``: ``state`` is not empty.
+    ``adapter``: number of the LoRA adapter of its rows; 0 = none.
     """
+
+    adapter = 0
 
     def __init__(self, model: Model, context: int | None) -> None:
         facts = model.facts
@@ -61,6 +64,12 @@ class Slot(Target, ABC):
     def cropped(self, length: int) -> int:
         """Count the tokens that ``crop`` would leave: ``length``, fewer where states go back to a checkpoint."""
         return min(length, len(self.tokens))
+
+    def use_adapter(self, number: int) -> None:
+        """Add an adapter to the rows of later passes, by its number, 0 = none; the text of another one is forgotten."""
+        if number != self.adapter:
+            self.follow([])
+            self.adapter = number
 
     def leave(self) -> None:
         """Stop attending over a cross-attention cache; tokens read with it stay, for the same one."""

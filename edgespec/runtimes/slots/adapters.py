@@ -1,0 +1,125 @@
+"""LoRA adapters that are loaded with a model of native operators, and chosen by each row of a pass (adapters.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import BundleError, ExportError, UnsupportedModel, unknown_name
+from edgespec.runtimes.files.lora import AT_EXPORT, LowRankPair, digest, read_pairs
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.handles import ADDRESS, HANDLE, NUMBER
+
+ROW = 1 << 32  # times the number of an adapter, in the line of a plan that names slots
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = native_library().path
+    assert path is not None  # without it no model has native operators
+    library = ctypes.CDLL(str(path))
+    signatures: dict[str, tuple[Any, ...]] = {
+        "open": (HANDLE, ctypes.c_char_p),
+        "close": (None, HANDLE),
+        "use": (ctypes.c_int, HANDLE),
+        "begin": (NUMBER, HANDLE),
+        "add": (NUMBER, HANDLE, ctypes.c_char_p, *[NUMBER] * 3, ADDRESS, ADDRESS, ctypes.c_double, NUMBER),
+        "bytes": (NUMBER, HANDLE),
+    }
+    for name, (result, *types) in signatures.items():
+        function = getattr(library, f"edgespec_adapters_{name}")
+        function.restype, function.argtypes = result, types
+    library.edgespec_error.restype = ctypes.c_char_p
+    return library
+
+
+class AdapterStore:
+    """The adapters of one graph of native operators.
+
+    Args:
+        graph: its file.
+        folders: of the adapters, by name.
+
+    Attributes:
+        numbers: of the adapters by name, from 1 on; 0 is the model without one.
+        digests: of what each computes, by number.
+        nbytes: bytes of all of them.
+
+    Raises:
+        BundleError: an adapter is damaged, of another model, or of a kind that cannot be added to rows.
+    """
+
+    def __init__(self, graph: Path, folders: Mapping[str, Path]) -> None:
+        self._library, self._graph = _library(), graph
+        self.numbers: dict[str, int] = {}
+        self.digests: dict[int, str] = {}
+        self._handle = self._library.edgespec_adapters_open(os.fsencode(graph))
+        if self._handle is None:
+            raise BundleError(f"{graph}: takes no adapters: {self._why()}", "export the bundle again")
+        for name, folder in folders.items():
+            number = int(self._library.edgespec_adapters_begin(self._handle))
+            if number < 0:
+                raise BundleError(f"{folder}: {self._why()}")
+            try:
+                for pair in read_pairs(folder):
+                    self._add(folder, pair)
+                self.digests[number] = digest(folder)
+            except ExportError as error:
+                raise BundleError(error.message, error.hint) from error
+            self.numbers[name] = number
+        self.nbytes = int(self._library.edgespec_adapters_bytes(self._handle))
+
+    def _add(self, folder: Path, pair: LowRankPair) -> None:
+        a, b = np.ascontiguousarray(pair.a), np.ascontiguousarray(pair.b)
+        (rank, inputs), outputs = a.shape, len(b)
+        # a base model saved without its head lacks the first part of the name
+        for module in dict.fromkeys((pair.module, pair.module.partition(".")[2])):
+            name = f"{module}.weight".encode()
+            if self._library.edgespec_adapters_add(
+                self._handle, name, rank, inputs, outputs, a.ctypes.data, b.ctypes.data, pair.scale, pair.bits
+            ) >= 0:  # fmt: skip
+                return
+            why = self._why()
+            if "no such matrix" not in why:
+                break
+            why = f"{pair.module}.weight: this model has no such matrix that rows can be added to"
+        hint = "give the model that the adapter was trained on (base_model_name_or_path in adapter_config.json), or "
+        raise UnsupportedModel(f"{folder}: {why}", hint + AT_EXPORT)
+
+    def _why(self) -> str:
+        return str(self._library.edgespec_error().decode(errors="replace").removeprefix("edgespec: "))
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the session of the graph that is opened inside, by this thread, add these adapters.
+
+        Raises:
+            BundleError: no session took them.
+        """
+        self._library.edgespec_adapters_use(self._handle)
+        try:
+            yield
+        finally:
+            left = self._library.edgespec_adapters_use(None)
+        if left:
+            raise BundleError(f"{self._graph}: its session takes no adapters", "export the bundle again")
+
+    def number(self, name: str | None) -> int:
+        """Find the number of an adapter; 0 for None, and an ``InvalidRequest`` for one that is not loaded."""
+        if name is None:
+            return 0
+        if name not in self.numbers:
+            raise unknown_name("adapter", name, self.numbers)
+        return self.numbers[name]
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self._library.edgespec_adapters_close(self._handle)
+            self._handle = None
