@@ -167,10 +167,10 @@ def test_settings() -> None:
         "threads": None, "context": None, "strict": True, "check": True, "operators": "auto", "precision": "full",
         "device": "cpu", "device_precision": None, "attention": None, "draft_attention": None,
         "ngram_store": None, "image_rows": None,
-        "prompt_cache": True, "budget": None
+        "prompt_cache": True, "budget": None, "adapters": None
     }  # fmt: skip
     assert defaults(Settings) == {
-        "method": None, "max_new_tokens": None, "gamma": None, "fallback": True, "adaptive": True,
+        "method": None, "adapter": None, "max_new_tokens": None, "gamma": None, "fallback": True, "adaptive": True,
         "sampling": SamplingParams(), "drafts": DraftOptions(), "stop": (), "ignore_eos": False, "logprobs": False,
         "top_logprobs": 0,
         "batch": 4, "shadow": None, "proposer": None, "accept": Accept(), "grammar": None,

@@ -236,7 +236,7 @@ adapters_option = group(
     COMMON,
     option(
         "--adapter",
-        "Folder of a LoRA adapter (PEFT) to load beside the model.",
+        "Folder of a LoRA adapter (PEFT) to load with the model.",
         dest="adapters",
         multiple=True,
         metavar="NAME=FOLDER",

@@ -229,4 +229,4 @@ class RunOptions:
     # the coarser keys that self-drafts read, a second copy; None = there is none
     draft_attention: Attention | None = None
     expert_cache: int | None = None  # bytes for weights that are read when a pass needs them; None = they are mapped
-    adapters: int = 0  # bytes of LoRA adapters that are loaded beside it
+    adapters: int = 0  # bytes of LoRA adapters that are loaded with it

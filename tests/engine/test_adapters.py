@@ -21,8 +21,10 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import resolve
 from edgespec.planning.footprint import memory_of
+from edgespec.runtimes.files.lora import adapter_bytes
 from edgespec.runtimes.files.manifest import Operators, read_manifest
 from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.slots.adapters import AS_STORED
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from tests.conftest import PROMPTS, TARGET
 from tests.engine.conftest import keep_prompts
@@ -79,7 +81,7 @@ NAMES = (
     "gemma2_caps",
     "gemma3_new",
     "olmo2_mha",
-    "glm4_half",
+    "phi3_long",
 )
 """Models with heads of one size and of several, norms before and after, biases, and matrices in each kind of step."""
 
@@ -104,13 +106,28 @@ def merged_and_adapted(folder: Path, name: str, modules: tuple[str, ...] = EVERY
 
 @pytest.mark.parametrize("name", NAMES)
 def test_added_rows_give_the_logits_of_the_merged_model(tmp_path: Path, name: str) -> None:
-    found = merged_and_adapted(tmp_path, name)
+    _compare(tmp_path, name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name, one in hf.CONFIGS.items() if one["model_type"] in AS_STORED])
+def test_added_rows_of_every_model_give_the_logits_of_the_merged_one(tmp_path: Path, name: str) -> None:
+    _compare(tmp_path, name)
+
+
+def test_models_with_reordered_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="adapters of glm4 models cannot be added"):
+        merged_and_adapted(tmp_path, "glm4_half")
+
+
+def _compare(folder: Path, name: str) -> None:
+    found = merged_and_adapted(folder, name)
     most = np.abs(found["merged"]).max()
     assert np.abs(found["merged"] - found["base"]).max() > 0.01 * most
     np.testing.assert_allclose(found["adapted"], found["merged"], rtol=0, atol=1e-4 * most)
 
 
-@pytest.mark.parametrize("form", ["int4", "int8", "fp16"])
+@pytest.mark.parametrize("form", ["int4", "int8", "fp32"])
 def test_rows_have_the_same_bits_in_every_pass(tmp_path: Path, adapters: dict[str, Path], form: str) -> None:
     options = ExportOptions(TARGET, tmp_path / "bundle", [], form, threads=1, operators="native")
     export_model(options, golden=False)
@@ -252,14 +269,14 @@ def test_a_saved_session_belongs_to_its_adapter(
 def test_memory_counts_adapters(bundles: Callable[..., Path], adapters: dict[str, Path]) -> None:
     manifest = read_manifest(bundles("native", "int8"))
     run = LoadOptions(adapters=adapters).resolve(manifest)
-    size = sum((folder / "adapter_model.safetensors").stat().st_size for folder in adapters.values())
+    size = sum(map(adapter_bytes, adapters.values()))
     assert memory_of(manifest, run).part("adapters").all == size
     least = memory_of(manifest, LoadOptions().resolve(manifest)).peak
     assert memory_of(manifest, run).peak >= least + size
     with load(bundles("native", "int8"), adapters=adapters) as engine:
         store = engine.model.adapters
         assert store is not None
-        assert store.nbytes == pytest.approx(size, rel=0.1)
+        assert size <= store.nbytes <= 1.1 * size  # tiles are padded to cache lines
     with pytest.raises(BudgetError):
         load(bundles("native", "int8"), context=64, budget=least + size // 2 - (8 << 20), adapters=adapters)
 

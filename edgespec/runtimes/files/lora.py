@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.runtimes.files import json_file
+from edgespec.runtimes.files.formats import TILE
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -129,8 +130,18 @@ def digest(folder: Path) -> str:
 
 
 def adapter_bytes(folder: Path) -> int:
-    """Count the bytes of an adapter's matrices, which are kept as they are stored."""
-    return weights_file(folder).stat().st_size
+    """Count the bytes of an adapter in memory: its numbers as they are stored, its ranks rounded up to whole tiles.
+
+    Raises:
+        ExportError: it is missing or damaged.
+    """
+    total = 0
+    for name, entry in _header(weights_file(folder)).entries.items():
+        match, shape = FACTOR.fullmatch(name.removeprefix(PREFIX)), entry["shape"]
+        if match and len(shape) == 2:
+            rows = -(-shape[0] // TILE) * TILE
+            total += rows * shape[1] * (4 if entry["dtype"] == "F32" else 2)
+    return total
 
 
 def read_pairs(folder: Path) -> Iterator[LowRankPair]:

@@ -99,7 +99,8 @@ void AdapterStore::add(const std::string& matrix, int rank, int k, int n, const 
   if (!use.step) refuse(matrix + ": this model has no such matrix that rows can be added to");
   const Step& s = *use.step;
   const bool heads = s.op == Op::kHeads;
-  if (!heads && use.parts > 1) refuse(matrix + ": is stored as one with other matrices, and rows cannot be added to it");
+  if (!heads && use.parts > 1)
+    refuse(matrix + ": is stored as one with other matrices, and rows cannot be added to it");
   // rows of the part, and the first of them in the packed matrix
   int expected = s.n, first = 0;
   if (heads) {
@@ -177,8 +178,8 @@ EDGESPEC_EXPORT int64_t edgespec_adapters_add(void* store, const char* matrix, i
   return answered([&] {
     const edgespec::Kind kind = bits == 32 ? edgespec::kF32 : bits == 16 ? edgespec::kF16 : edgespec::kBF16;
     (*static_cast<Handle*>(store))
-        ->add(matrix, static_cast<int>(rank), static_cast<int>(k), static_cast<int>(n), a, b,
-              static_cast<float>(scale), kind);
+        ->add(matrix, static_cast<int>(rank), static_cast<int>(k), static_cast<int>(n), a, b, static_cast<float>(scale),
+              kind);
     return int64_t(0);
   });
 }

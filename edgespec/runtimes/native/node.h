@@ -1,7 +1,8 @@
 // Inputs and outputs of a Decoder node, for both of its callers: ONNX Runtime (ops.cpp) and the C interface
 // (c_api.cpp).
 //
-// inputs: plan int64 [6, T] (token, position, slot + 2^32 x adapter, visible, parent, place), rows int64 [R], gates bool [G],
+// inputs: plan int64 [6, T] (token, position, slot + 2^32 x adapter, visible, parent, place), rows int64 [R], gates
+// bool [G],
 //   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top + 2048 x columns of the LM heads
 //   that are computed, the first ones, 0 = all; keys, values, codes, read codes + 2 x blocks of each slot's table,
 //   window, sinks, ring), tables float [..] (learned tables of the keys' format, then of the codes' format; cache.h),

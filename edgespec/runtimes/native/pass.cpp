@@ -1,10 +1,9 @@
-#include "adapters.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
 
+#include "adapters.h"
 #include "expert_store.h"
 
 namespace edgespec {

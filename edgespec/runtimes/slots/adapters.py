@@ -17,6 +17,12 @@ from edgespec.runtimes.files.lora import AT_EXPORT, LowRankPair, digest, read_pa
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.handles import ADDRESS, HANDLE, NUMBER
 
+AS_STORED = (
+    "apertus", "exaone4", "gemma", "gemma2", "gemma3_text", "hunyuan_v1_dense", "lfm2", "llama", "ministral3",
+    "mistral", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
+    "stablelm", "starcoder2",
+)  # fmt: skip
+"""Architectures whose matrices of attention and MLP are, under their own names, those of the checkpoint."""
 ROW = 1 << 32  # times the number of an adapter, in the line of a plan that names slots
 
 
@@ -46,6 +52,7 @@ class AdapterStore:
     Args:
         graph: its file.
         folders: of the adapters, by name.
+        architecture: of the model.
 
     Attributes:
         numbers: of the adapters by name, from 1 on; 0 is the model without one.
@@ -56,7 +63,13 @@ class AdapterStore:
         BundleError: an adapter is damaged, of another model, or of a kind that cannot be added to rows.
     """
 
-    def __init__(self, graph: Path, folders: Mapping[str, Path]) -> None:
+    def __init__(self, graph: Path, folders: Mapping[str, Path], architecture: str) -> None:
+        if architecture not in AS_STORED:
+            raise BundleError(
+                f"adapters of {architecture} models cannot be added when a bundle runs: an export reorders or scales "
+                "matrices of such models",
+                AT_EXPORT,
+            )
         self._library, self._graph = _library(), graph
         self.numbers: dict[str, int] = {}
         self.digests: dict[int, str] = {}

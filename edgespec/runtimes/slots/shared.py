@@ -131,7 +131,7 @@ class Model:
         if adapters and not native:
             raise no_adapters()
         if adapters:
-            self.adapters = AdapterStore(path, adapters)
+            self.adapters = AdapterStore(path, adapters, part.facts.architecture)
         with ExitStack() as around:
             for store in filter(None, (self.experts, self.adapters)):
                 around.enter_context(store.used())
@@ -201,7 +201,7 @@ class Model:
 
 
 def no_adapters() -> InvalidRequest:
-    """Make the error of adapters beside a model whose rows they cannot be added to one by one."""
+    """Make the error of adapters of a model whose rows they cannot be added to one by one."""
     return InvalidRequest(
         "adapters are added row by row on native operators, and this model runs on stock ones or on a device",
         "leave out operators and device, or merge the adapter at export: `edgespec export MODEL --adapter FOLDER`",
