@@ -1,3 +1,5 @@
+#include "pass.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -61,7 +63,7 @@ Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in,
   apply_moves();
 }
 
-// Tells slots and adapters apart, and gathers the rows of each adapter.
+// Separates slots from adapters, and gathers the rows of each adapter.
 void Pass::split_slots() {
   auto& slots = scratch_.slots;
   slots.assign(plan(2), plan(2) + in_.rows);

@@ -133,8 +133,10 @@ class Model:
         if adapters:
             self.adapters = AdapterStore(path, adapters, part.facts.architecture)
         with ExitStack() as around:
-            for store in filter(None, (self.experts, self.adapters)):
-                around.enter_context(store.used())
+            if self.experts is not None:
+                around.enter_context(self.experts.used())
+            if self.adapters is not None:
+                around.enter_context(self.adapters.used())
             if not native:
                 around.enter_context(huge_pages())
             self.session = make_session(
