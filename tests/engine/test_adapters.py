@@ -21,6 +21,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.export.source.source import resolve
 from edgespec.planning.footprint import memory_of
+from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.lora import adapter_bytes
 from edgespec.runtimes.files.manifest import Operators, read_manifest
 from edgespec.runtimes.options import LoadOptions
@@ -128,7 +129,7 @@ def _compare(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["int4", "int8", "fp32"])
-def test_rows_have_the_same_bits_in_every_pass(tmp_path: Path, adapters: dict[str, Path], form: str) -> None:
+def test_rows_have_the_same_bits_in_every_pass(tmp_path: Path, adapters: dict[str, Path], form: Format) -> None:
     options = ExportOptions(TARGET, tmp_path / "bundle", [], form, threads=1, operators="native")
     export_model(options, golden=False)
     with load(tmp_path / "bundle", threads=2, adapters=adapters) as engine:
