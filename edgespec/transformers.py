@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
-from transformers.modeling_outputs import CausalLMOutput
-
 from edgespec.decoding.settings import Settings
-from edgespec.errors import InvalidRequest, unknown_name
+from edgespec.errors import InvalidRequest, install_hint, unknown_name
 from edgespec.library import load
 from edgespec.runtimes.files.manifest import Manifest
+
+try:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+    from transformers.modeling_outputs import CausalLMOutput
+except ImportError as error:
+    raise ImportError(f"edgespec.transformers: {error}; {install_hint('transformers')}") from error
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,12 +33,12 @@ if TYPE_CHECKING:
     from edgespec.runtimes.options import LoadChanges
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_OURS = ("method", "gamma", "fallback", "adaptive", "draft_temperature")  # settings of edgespec
+_OURS = ("method", "gamma", "fallback", "adaptive")  # settings of edgespec
 _KNOWN = {*_SAMPLING, "do_sample", "max_new_tokens", "max_length", "eos_token_id", "pad_token_id", "stop_strings"}
 # these change no token, or are of passes that edgespec does in its own way
-_INDIFFERENT = {"bos_token_id", "use_cache", "transformers_version", "output_attentions", "output_hidden_states",
-                "cache_implementation", "tokenizer", "token_type_ids", "synced_gpus", "return_legacy_cache",
-                "decoder_start_token_id", "disable_compile", "renormalize_logits", "early_stopping"}  # fmt: skip
+_INDIFFERENT = {"bos_token_id", "use_cache", "transformers_version", "cache_implementation", "tokenizer",
+                "token_type_ids", "synced_gpus", "return_legacy_cache", "decoder_start_token_id",
+                "disable_compile", "renormalize_logits", "early_stopping"}  # fmt: skip
 _CHUNK = 128  # rows of a pass of ``forward``
 
 

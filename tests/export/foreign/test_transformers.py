@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +50,13 @@ def test_without_transformers_both_ways_are_named(
     message = refused(f"architecture '{MODEL_TYPE}' is not supported", harbour, tmp_path / "bundle", UnsupportedModel)
     for part in (*ARCHITECTURES, "onnxscript is not installed here", ".[transformers]", "optimum-cli export onnx"):
         assert part in message
+
+
+def test_the_class_of_bundles_names_its_extra() -> None:
+    code = "import sys; sys.modules['torch'] = None; import edgespec.transformers"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert ".[transformers]" in run.stderr.splitlines()[-1]
 
 
 @pytest.fixture
