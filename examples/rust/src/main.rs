@@ -1,41 +1,38 @@
-//! greedy BUNDLE PROMPT [NEW]: continues a text, with Hugging Face's tokenizers and a native bundle.
-
+//! generate BUNDLE PROMPT [NEW]: continues a text as it comes, with Hugging Face's tokenizers and a native bundle.
 use std::error::Error;
+use std::io::Write;
 use std::path::Path;
-use std::process::ExitCode;
 
-use edgespec::{greedy, isa, Model};
+use edgespec::{Bundle, Settings};
 use tokenizers::Tokenizer;
 
-fn run(bundle: &Path, prompt: &str, new: usize) -> Result<(), Box<dyn Error>> {
-    let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(bundle.join("edgespec.json"))?)?;
-    let facts = &manifest["tokenizer"];
-    let ends: Vec<i64> = serde_json::from_value(facts["eos"].clone())?;
-    let graph = manifest["target"]["graphs"]["native"]["file"].as_str().ok_or("a bundle without a native graph")?;
-    let tokenizer = Tokenizer::from_file(bundle.join("tokenizer.json")).map_err(|error| error.to_string())?;
-    let encoding = tokenizer.encode(prompt, true).map_err(|error| error.to_string())?;
-    let tokens: Vec<i64> = encoding.get_ids().iter().map(|id| i64::from(*id)).collect();
-    let model = Model::open(&bundle.join(graph), 0)?;
-    let (written, passes) = greedy(&model, &tokens, new, &ends)?;
-    let ids = written.iter().map(|id| u32::try_from(*id)).collect::<Result<Vec<_>, _>>()?;
-    let text = tokenizer.decode(&ids, true).map_err(|error| error.to_string())?;
-    println!("{text}");
-    eprintln!("{} tokens in {passes} passes, {} kernels", written.len(), isa());
+fn run(folder: &Path, prompt: &str, new: i64) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json"))?;
+    let ids: Vec<i64> = tokenizer.encode(prompt, true)?.get_ids().iter().map(|&id| id.into()).collect();
+    let mut session = Bundle::open(folder, 0)?.session(&Default::default())?;
+    let settings = Settings { max_new_tokens: Some(new), ..Default::default() };
+    let mut words = tokenizer.decode_stream(true);
+    for round in session.begin(&ids, &settings)? {
+        for token in round?.tokens {
+            print!("{}", words.step(token.try_into()?)?.unwrap_or_default());
+        }
+        std::io::stdout().flush()?;
+    }
+    println!();
+    let counts = session.counts()?;
+    eprintln!("{} tokens in {} passes, {} guesses accepted", counts.tokens, counts.rounds, counts.accepted);
     Ok(())
 }
 
-fn main() -> ExitCode {
+fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let new = words.get(2).map_or(Ok(64), |count| count.parse());
     let (Some(bundle), Some(prompt), Ok(new)) = (words.first(), words.get(1), new) else {
-        eprintln!("expected: greedy BUNDLE PROMPT [NEW]");
-        return ExitCode::from(2);
+        eprintln!("expected: generate BUNDLE PROMPT [NEW]");
+        std::process::exit(2);
     };
-    match run(Path::new(bundle), prompt, new) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("greedy: {error}");
-            ExitCode::FAILURE
-        }
+    if let Err(error) = run(Path::new(bundle), prompt, new) {
+        eprintln!("generate: {error}");
+        std::process::exit(1);
     }
 }

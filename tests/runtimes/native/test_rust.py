@@ -1,40 +1,52 @@
-"""The Rust crate over the C interface: its own tests, and the text that Python writes."""
+"""The Rust crates over the C interface: built from C++, their own tests, and the text that Python writes."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edgespec.engine.loading import load
 from edgespec.runtimes.ort.native_library import native_library
-from tests.conftest import TARGET
 from tests.support.required import need
 
-CRATE = Path(__file__).resolve().parents[3] / "examples" / "rust"
+ROOT = Path(__file__).resolve().parents[3]
+CRATES, EXAMPLE = ROOT / "rust", ROOT / "examples" / "rust"
 PROMPT = "My lord,"
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("native")
-def test_the_crate(tmp_path: Path) -> None:
-    need("cargo", "to build the crate")
-    folder, library = tmp_path / "bundle", native_library().path
+def test_the_crates(bundles: Callable[..., Path], tmp_path: Path) -> None:
+    need("cargo", "to build the crates")
+    folder, library = bundles("native", "int4"), native_library().path
     assert library is not None
-    export = [sys.executable, "-m", "edgespec", "export", TARGET, "--quick", "-o", str(folder)]
-    subprocess.run(export, check=True, capture_output=True, timeout=300)
-    place = {**os.environ, "EDGESPEC_LIBRARY_DIR": str(library.parent), "EDGESPEC_BUNDLE": str(folder),
-             "CARGO_TARGET_DIR": str(tmp_path / "target")}  # fmt: skip
 
-    def cargo(*words: str) -> str:
-        done = subprocess.run(["cargo", *words], cwd=CRATE, env=place, capture_output=True, text=True, timeout=1800)
+    def cargo(crate: Path, *words: str, **more: str) -> str:
+        place = {**os.environ, "EDGESPEC_BUNDLE": str(folder), "CARGO_TARGET_DIR": str(tmp_path / "target"), **more}
+        done = subprocess.run(["cargo", *words], cwd=crate, env=place, capture_output=True, text=True, timeout=1800)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         return done.stdout
 
-    assert "3 passed" in cargo("test", "--locked", "--jobs", "2")
+    for crate in (CRATES, EXAMPLE):
+        cargo(crate, "fmt", "--check")
+        cargo(
+            crate,
+            "clippy",
+            "--locked",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+            EDGESPEC_LIBRARY_DIR=str(library.parent),
+        )
+    assert "6 passed" in cargo(CRATES, "test", "--locked", "--jobs", "2")  # of the C++ that build.rs compiles
     with load(folder, threads=1) as engine:
         text = engine.generate(PROMPT, method="ar", max_new_tokens=40).text
-    assert cargo("run", "--quiet", "--locked", "--", str(folder), PROMPT, "40") == f"{text}\n"
+    written = cargo(
+        EXAMPLE, "run", "-q", "--locked", "--", str(folder), PROMPT, "40", EDGESPEC_LIBRARY_DIR=str(library.parent)
+    )
+    assert written == f"{text}\n"
