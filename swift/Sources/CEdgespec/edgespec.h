@@ -1,0 +1,1 @@
+../../../edgespec/runtimes/native/edgespec.h
