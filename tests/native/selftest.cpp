@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
     std::printf("ok (%s)\n", kernels().name);
     return 0;
   }
-#ifndef _WIN32
+#if !defined(_WIN32) && !defined(__wasm__)
   if (what == "processor") {
     print_processor();
     return 0;

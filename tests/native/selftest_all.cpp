@@ -7,6 +7,6 @@
 #include "selftest_nan.cpp"
 #include "selftest_parts.cpp"
 #include "selftest_pass.cpp"
-#ifndef _WIN32  // whose memory is mapped otherwise
+#if !defined(_WIN32) && !defined(__wasm__)  // whose memory is mapped otherwise
 #include "selftest_speed.cpp"
 #endif

@@ -11,12 +11,12 @@
 #include <stdexcept>
 #include <thread>
 
-#ifdef _WIN32
+#if defined(_WIN32) || defined(__wasm__)
 
 namespace edgespec {
 
 std::unique_ptr<AsyncReads> AsyncReads::open(const std::string&, bool) {
-  throw std::invalid_argument("edgespec: weights are not streamed on Windows");
+  throw std::invalid_argument("edgespec: weights are not streamed on this system");
 }
 
 }  // namespace edgespec

@@ -66,6 +66,11 @@ bool has_i8mm() {
 }
 #endif
 
+// WebAssembly has no way to ask: a module with unknown instructions is refused as a whole.  isa_relaxed.cpp tries its
+// own.
+bool has_relaxed() { return true; }
+bool has_simd128() { return true; }
+
 bool has_scalar() { return true; }
 
 std::array<const Kernels*, std::size(kIsas)> known() {

@@ -12,7 +12,7 @@
 #include "model_file.h"
 #include "visible.h"
 
-#ifndef _WIN32
+#if !defined(_WIN32) && !defined(__wasm__)
 #include <sys/mman.h>
 #endif
 
@@ -20,9 +20,9 @@ namespace edgespec {
 namespace {
 
 uint8_t* pages(size_t bytes) {
-#ifdef _WIN32
+#if defined(_WIN32) || defined(__wasm__)
   (void)bytes;
-  throw std::invalid_argument("edgespec: experts are not streamed on Windows");
+  throw std::invalid_argument("edgespec: experts are not streamed on this system");
 #else
   void* found = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (found == MAP_FAILED) throw std::bad_alloc();
@@ -34,7 +34,7 @@ uint8_t* pages(size_t bytes) {
 }
 
 void give_back(uint8_t* found, size_t bytes) {
-#ifndef _WIN32
+#if !defined(_WIN32) && !defined(__wasm__)
   if (found) munmap(found, bytes);
 #else
   (void)found, (void)bytes;

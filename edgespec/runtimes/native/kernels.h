@@ -85,7 +85,8 @@ struct Kernels {
 };
 
 // Instruction sets, the best first.
-#define EDGESPEC_ISAS(each) each(avx512) each(avxvnni) each(avx2) each(i8mm) each(neon) each(scalar)
+#define EDGESPEC_ISAS(each) \
+  each(avx512) each(avxvnni) each(avx2) each(i8mm) each(neon) each(relaxed) each(simd128) each(scalar)
 #define EDGESPEC_DECLARE(isa) const Kernels* isa##_kernels();  // null where it is not compiled in
 EDGESPEC_ISAS(EDGESPEC_DECLARE)
 #define EDGESPEC_NAME(isa) #isa,

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#ifndef _WIN32
+#if !defined(_WIN32) && !defined(__wasm__)
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
@@ -11,7 +11,7 @@ namespace edgespec {
 
 // Gives the whole pages of some private memory back to the system, where it takes them: their contents are lost.
 inline void give_back(uint8_t* first, uint8_t* last) {
-#if !defined(_WIN32) && defined(MADV_DONTNEED)
+#if !defined(_WIN32) && !defined(__wasm__) && defined(MADV_DONTNEED)
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(first) + page - 1) / page * page;
   const uintptr_t end = reinterpret_cast<uintptr_t>(last) / page * page;

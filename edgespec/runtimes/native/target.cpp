@@ -148,8 +148,9 @@ void Target::restore(const std::string& path, const std::string& key) {
     refuse(path + ": truncated or damaged");
   const uint8_t *name = file.data() + sizeof head, *tokens = name + head.key, *memory = tokens + 8 * head.tokens;
   if (head.key != key.size() || std::memcmp(name, key.data(), key.size())) refuse(path + ": saved with another model");
-  if (checksum_of({{name, head.key}, {tokens, 8 * head.tokens}, {memory, head.bytes}}) != head.checksum)
-    refuse(path + ": damaged");
+  const std::vector<Piece> pieces{
+      {name, size_t(head.key)}, {tokens, size_t(8 * head.tokens)}, {memory, size_t(head.bytes)}};
+  if (checksum_of(pieces) != head.checksum) refuse(path + ": damaged");
   if (head.tokens >= most || head.high_water_mark > uint64_t(cache_->layout.capacity(cache_->each)) ||
       head.high_water_mark < head.tokens || head.bytes != bytes_of(cache_->layout, head.tokens))
     refuse(path + ": " + std::to_string(head.tokens) + " tokens do not fit this session");

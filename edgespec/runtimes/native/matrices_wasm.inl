@@ -1,0 +1,138 @@
+// Matrices on lanes_wasm.inl, included after it, for isa_simd128.cpp and isa_relaxed.cpp.
+
+#define EDGESPEC_INLINE inline __attribute__((always_inline))
+
+// N of `rows` rows, `Quarters` of the tile at a time, so that sums stay in registers.  Bytes are taken as nibbles,
+// which is what a dot product here can multiply by.  Where a pair has one scale, the sums of its first half wait for
+// those of the second.
+template <Kind kind, int N, int Quarters>
+void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
+  constexpr bool kPair = is_wide(kind), kFour = is_four(kind) && kind != kP8;
+  constexpr size_t payload = payload_bytes(kind);
+  const uint8_t* tile = weights.high;
+  for (int from = 0; from < 4; from += Quarters) {
+    v128_t acc[Quarters][N];
+    for (auto& quarter : acc)
+      for (auto& v : quarter) v = wasm_f32x4_splat(0);
+    const uint8_t *w = tile, *low = weights.low;
+    const Act* a = acts;
+    v128_t kept[Quarters][N];
+    for (int pair = 0; pair < blocks / 2; ++pair, w += kPair ? 0 : 64 + 2 * payload)
+#pragma GCC unroll 16
+      for (int half = 0; half < 2; ++half, a += rows) {
+        const uint8_t *q = w + 64 + half * payload, *own = w + half * 32;
+        if constexpr (kPair) {
+          q = tile + pair_payload<kind>(pair) + half * payload;
+          own = tile + pair_scales<kind>(pair);
+        }
+        const uint8_t* beside = low;
+        if (kind == kP8) low += payload;
+#pragma GCC unroll 16
+        for (int c = 0; c < Quarters; ++c) {
+          const uint8_t* at = q + (from + c) * 16;
+          v128_t sums[N], more[N];
+#pragma GCC unroll 16
+          for (int r = 0; r < N; ++r) {
+            sums[r] = kPair && half ? kept[c][r] : wasm_i32x4_splat(kFour ? a[r].offset : a[r].offset_of_bytes());
+            more[r] = wasm_i32x4_splat(0);
+          }
+#pragma GCC unroll 16
+          for (int j = 0; j < (kFour || kind == kP8 ? 4 : 8); ++j) {
+            const v128_t x = wasm_v128_load(at + j * 64);
+            const v128_t l = low_nibbles(x), h = high_nibbles(x);
+            if constexpr (kind == kP8) {
+              const v128_t z = wasm_v128_load(beside + (from + c) * 16 + j * 64);
+              const v128_t zl = low_nibbles(z), zh = high_nibbles(z);
+#pragma GCC unroll 16
+              for (int r = 0; r < N; ++r) {
+                const v128_t f = four_bytes(a[r].q + 4 * j), g = four_bytes(a[r].q + 16 + 4 * j);
+                sums[r] = dot7(dot7(sums[r], f, zl), g, zh);
+                more[r] = dot7(dot7(more[r], f, l), g, h);
+              }
+            } else {
+#pragma GCC unroll 16
+              for (int r = 0; r < N; ++r) {
+                const v128_t f = four_bytes(a[r].q + 4 * j);
+                if constexpr (kFour) {
+                  sums[r] = dot7(dot7(sums[r], f, l), four_bytes(a[r].q + 16 + 4 * j), h);
+                } else {
+                  sums[r] = dot7(sums[r], f, l);
+                  more[r] = dot7(more[r], f, h);
+                }
+              }
+            }
+          }
+          const v128_t scales = half4(wasm_u32x4_load16x4(own + (from + c) * 8));
+#pragma GCC unroll 16
+          for (int r = 0; r < N; ++r) {
+            if (!kFour) sums[r] = wasm_i32x4_add(sums[r], wasm_i32x4_shl(more[r], 4));
+            if (kPair && !half) {
+              kept[c][r] = sums[r];
+              continue;
+            }
+            acc[c][r] = madd(wasm_f32x4_convert_i32x4(sums[r]), wasm_f32x4_mul(scales, wasm_f32x4_splat(a[r].scale)),
+                             acc[c][r]);
+          }
+        }
+      }
+    for (int c = 0; c < Quarters; ++c)
+      for (int r = 0; r < N; ++r) {
+        const int n = columns - 4 * (from + c);
+        float* to = y + r * ld + 4 * (from + c);
+        if (n >= 4)
+          wasm_v128_store(to, acc[c][r]);
+        else if (n > 0) {
+          float all[4];
+          wasm_v128_store(all, acc[c][r]);
+          std::memcpy(to, all, size_t(n) * 4);
+        }
+      }
+  }
+}
+
+void linear_c8(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  const Act* a = static_cast<const Act*>(act);
+  const int blocks = blocks_of(k);
+  for (int r = 0; r < rows; ++r) {
+    I sum = iset(0);
+    for (int block = 0; block < blocks; ++block) {
+      const Act& x = a[size_t(block) * rows + r];
+      sum = iadd(sum, iset(x.offset_of_bytes()));
+      for (int j = 0; j < 8; ++j) sum = dot_u8(sum, bload(tile + size_t(block) * 512 + j * 64), x.q + j * 4);
+    }
+    const F scales = fload(reinterpret_cast<const float*>(tile + size_t(blocks) * 512));
+    fstore_n(y + r * ld, fmul(itof(sum), fmul(scales, fset(a[r].scale))), columns);
+  }
+}
+void linear_f32(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  const float* w = reinterpret_cast<const float*>(tile);
+  for (int r = 0; r < rows; ++r) {
+    const float* x = static_cast<const float*>(act) + size_t(r) * k;
+    F acc[4] = {fset(0.f), fset(0.f), fset(0.f), fset(0.f)};
+    for (int i = 0; i < k; ++i) acc[i % 4] = fma(fload(w + size_t(i) * 16), fset(x[i]), acc[i % 4]);
+    fstore_n(y + r * ld, fadd(fadd(acc[0], acc[1]), fadd(acc[2], acc[3])), columns);
+  }
+}
+
+void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
+
+#include "ggml.inl"
+
+template <Kind kind>
+void linear(Weights t, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  if (kind == kP8 && !t.low) return linear_high(t.high, k, act, rows, y, ld, columns);
+  if constexpr (kind == kF32) {
+    linear_f32(t.high, k, act, rows, y, ld, columns);
+  } else if constexpr (is_ggml(kind) || takes_floats(kind)) {
+    linear_files<kind>(t.high, k, act, rows, y, ld, columns);
+  } else if constexpr (kind == kC8) {
+    linear_c8(t.high, k, act, rows, y, ld, columns);
+  } else {
+    const Act* a = static_cast<const Act*>(act);
+    const int blocks = blocks_of(k);
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) linear_rows<kind, 4, 1>(t, blocks, a + r, rows, y + r * ld, ld, columns);
+    for (; r + 2 <= rows; r += 2) linear_rows<kind, 2, 2>(t, blocks, a + r, rows, y + r * ld, ld, columns);
+    for (; r < rows; ++r) linear_rows<kind, 1, 4>(t, blocks, a + r, rows, y + r * ld, ld, columns);
+  }
+}

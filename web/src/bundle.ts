@@ -1,0 +1,190 @@
+// Where a bundle's files come from, and how they reach the module: each piece is written to its memory as it comes, so
+// that memory has weights once.  The origin's private file system can keep them.
+import type { Native } from "./native.js";
+import { EdgespecError } from "./types.js";
+
+/** A folder: its files, whole or in pieces. */
+export interface Source {
+  /** The pieces of a file.  Throws EdgespecError: there is none. */
+  pieces(name: string): AsyncIterable<Uint8Array>;
+}
+
+export interface Manifest {
+  target: Part;
+  draft?: Part | null;
+  translation?: unknown;
+  files: Record<string, { size?: number; sha256?: string }>;
+}
+interface Part {
+  graphs?: { native?: { file: string } };
+  weights?: string;
+  cut?: boolean;
+  head_vocab?: { file: string };
+}
+
+// Only workers have it, and TypeScript's types of pages do not.
+interface KeptFile {
+  getSize(): number;
+  read(into: Uint8Array, options: { at: number }): number;
+  write(from: Uint8Array, options: { at: number }): number;
+  truncate(size: number): void;
+  flush(): void;
+  close(): void;
+}
+
+/** A folder by its address: of a server, or file: in Node. */
+export class FetchedFolder implements Source {
+  private readonly base: string;
+  constructor(url: string | URL) {
+    this.base = String(url).replace(/\/*$/, "/");
+  }
+  async *pieces(name: string): AsyncIterable<Uint8Array> {
+    const address = this.base + name.split("/").map(encodeURIComponent).join("/");
+    if (address.startsWith("file:")) return yield* local(address, name); // fetch does not read those
+    const answer = await fetch(address);
+    if (!answer.ok || !answer.body) throw new EdgespecError(`${this.base}${name}: status ${answer.status}`, "no file");
+    const reader = answer.body.getReader();
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  }
+}
+
+async function* local(address: string, name: string): AsyncIterable<Uint8Array> {
+  const { createReadStream } = await import("node:fs");
+  try {
+    yield* createReadStream(new URL(address), { highWaterMark: 1 << 20 });
+  } catch (error) {
+    throw new EdgespecError(`${name}: ${(error as Error).message}`, "no file");
+  }
+}
+
+/** Files that the page already has: bytes, or files that a user chose. */
+export class GivenFiles implements Source {
+  constructor(private readonly files: ReadonlyMap<string, Uint8Array | Blob>) {}
+  async *pieces(name: string): AsyncIterable<Uint8Array> {
+    const file = this.files.get(name);
+    if (!file) throw new EdgespecError(`${name}: not among the files that were given`, "no file");
+    if (file instanceof Uint8Array) return yield file;
+    for (let at = 0; at < file.size; at += 1 << 22)
+      yield new Uint8Array(await file.slice(at, at + (1 << 22)).arrayBuffer());
+  }
+}
+
+/** The origin's private file system, by the digest of each file, in front of another source; in a worker only. */
+export class KeptFiles implements Source {
+  constructor(
+    private readonly from: Source,
+    private readonly manifest: Manifest,
+  ) {}
+  async *pieces(name: string): AsyncIterable<Uint8Array> {
+    const entry = this.manifest.files[name];
+    const size = entry?.size;
+    if (!entry?.sha256 || size === undefined || !("FileSystemSyncAccessHandle" in globalThis)) {
+      yield* this.from.pieces(name);
+      return;
+    }
+    const root = await navigator.storage.getDirectory();
+    const folder = await root.getDirectoryHandle("edgespec", { create: true });
+    const handle = await folder.getFileHandle(entry.sha256, { create: true });
+    const file = await (handle as unknown as { createSyncAccessHandle(): Promise<KeptFile> }).createSyncAccessHandle();
+    try {
+      if (file.getSize() === size) {
+        const piece = new Uint8Array(1 << 22);
+        for (let at = 0; at < size; ) {
+          const read = file.read(piece, { at });
+          if (!read) throw new EdgespecError(`${name}: kept, but cannot be read`, "no file");
+          yield piece.subarray(0, read);
+          at += read;
+        }
+        return;
+      }
+      file.truncate(0); // of a download that was cut off
+      let at = 0;
+      for await (const piece of this.from.pieces(name)) {
+        at += file.write(piece, { at });
+        yield piece;
+      }
+      file.flush();
+    } finally {
+      file.close();
+    }
+  }
+}
+
+/** A file of a source, whole. */
+export async function whole(source: Source, name: string): Promise<Uint8Array> {
+  const all: Uint8Array[] = [];
+  for await (const piece of source.pieces(name)) all.push(piece.slice());
+  const made = new Uint8Array(all.reduce((sum, piece) => sum + piece.length, 0));
+  let at = 0;
+  for (const piece of all) {
+    made.set(piece, at);
+    at += piece.length;
+  }
+  return made;
+}
+
+/** Reads a JSON file of a bundle. */
+export function parsed(name: string, bytes: Uint8Array): any {
+  try {
+    return JSON.parse(new TextDecoder().decode(bytes));
+  } catch {
+    throw new EdgespecError(`${name}: expected JSON, as edgespec export writes it; perhaps it was cut off`);
+  }
+}
+
+// Files that the module opens: graphs of native operators, their weights, and tokens of cut LM heads.
+function needed(manifest: Manifest): string[] {
+  const names: string[] = [];
+  for (const part of [manifest?.target, manifest?.translation ? null : manifest?.draft]) {
+    if (!part) continue;
+    for (const name of [part.graphs?.native?.file, part.weights, part.cut ? part.head_vocab?.file : undefined])
+      if (name !== undefined) names.push(name);
+  }
+  return names;
+}
+
+/** Puts a bundle's manifest and files into the module under `folder`, and opens it there -> the bundle. */
+export async function place(
+  native: Native,
+  source: Source,
+  text: Uint8Array,
+  folder: string,
+  onProgress: (done: number, total: number) => void,
+): Promise<number> {
+  const manifest = parsed("edgespec.json", text) as Manifest;
+  const names = needed(manifest);
+  const sizes = names.map((name) => {
+    const size = manifest.files?.[name]?.size;
+    if (size === undefined) throw new EdgespecError(`edgespec.json: says no size of ${name}: export the bundle again`);
+    return size;
+  });
+  const total = sizes.reduce((sum, size) => sum + size, 0);
+  const made: string[] = [];
+  try {
+    const put = (name: string, size: number): ((at: number, piece: Uint8Array) => void) => {
+      const write = native.file(`${folder}/${name}`, size);
+      made.push(`${folder}/${name}`);
+      return write;
+    };
+    put("edgespec.json", text.length)(0, text);
+    let done = 0;
+    for (const [i, name] of names.entries()) {
+      const write = put(name, sizes[i]!);
+      let at = 0;
+      for await (const piece of source.pieces(name)) {
+        write(at, piece);
+        at += piece.length;
+        onProgress(done + at, total);
+      }
+      if (at !== sizes[i]) throw new EdgespecError(`${name}: expected ${sizes[i]} bytes, and ${at} came`);
+      done += at;
+    }
+    return native.openBundle(folder);
+  } finally {
+    for (const path of made) native.drop(path);
+  }
+}

@@ -1,0 +1,300 @@
+// The module of WebAssembly: its imports, its memory, and the functions of edgespec.h and web.cpp.
+import { type Attention, type Counts, EdgespecError, type Round, type Settings } from "./types.js";
+
+const CODES = ["refused", "refused", "no memory", "cancelled", "full", "no file", "broken"] as const;
+const FINISH = [null, "stop", "length", "context"] as const;
+const NO_SYSTEM_CALL = 52; // ENOSYS of WASI
+
+// A function of the newest instructions, which an engine without relaxed SIMD refuses.
+const RELAXED = new Uint8Array([
+  0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 15, 1, 13, 0, 65, 1, 253, 15, 65, 2, 253, 15,
+  253, 128, 2, 11,
+]);
+
+/** The name of the best module that this engine compiles. */
+export function moduleName(isa?: string): string {
+  const relaxed = isa === undefined ? WebAssembly.validate(RELAXED) : isa === "relaxed";
+  return relaxed ? "edgespec-relaxed.wasm" : "edgespec.wasm";
+}
+
+type Call = (...words: number[]) => number;
+
+export class Native {
+  private readonly exports: Record<string, Call>;
+  private readonly memory: WebAssembly.Memory;
+  /** Asked while a prompt is read; true ends the call with `cancelled`. */
+  progress: (done: number, total: number) => boolean = () => false;
+
+  private constructor(instance: WebAssembly.Instance) {
+    this.exports = instance.exports as unknown as Record<string, Call>;
+    this.memory = instance.exports.memory as WebAssembly.Memory;
+  }
+
+  static async load(module: WebAssembly.Module, isa?: string): Promise<Native> {
+    let native: Native | undefined;
+    const environment = isa === undefined ? [] : [`EDGESPEC_ISA=${isa}`];
+    const calls = wasi(() => new DataView(native!.memory.buffer), environment);
+    const imports: Record<string, Record<string, unknown>> = {
+      edgespec: { progress: (done: number, total: number) => Number(native!.progress(done, total)) },
+      wasi_snapshot_preview1: {},
+    };
+    for (const { module: from, name } of WebAssembly.Module.imports(module))
+      if (from === "wasi_snapshot_preview1") imports[from]![name] = calls[name] ?? (() => NO_SYSTEM_CALL);
+    const instance = await WebAssembly.instantiate(module, imports as WebAssembly.Imports);
+    native = new Native(instance);
+    native.exports._initialize?.();
+    return native;
+  }
+
+  get bytes(): number {
+    return this.memory.buffer.byteLength;
+  }
+  get version(): string {
+    return this.text(this.call("version"));
+  }
+  get isa(): string {
+    return this.text(this.call("isa"));
+  }
+
+  /** Makes a file of the module, to be filled: give pieces to what is returned, at most `size` bytes of them. */
+  file(path: string, size: number): (at: number, piece: Uint8Array) => void {
+    const name = this.words(path);
+    const start = this.call("web_file", name, size) >>> 0;
+    this.free(name);
+    if (!start) throw new EdgespecError(`${path}: no memory for ${size} bytes`, "no memory");
+    return (at, piece) => {
+      if (at + piece.length > size) throw new EdgespecError(`${path}: expected ${size} bytes, and more came`);
+      new Uint8Array(this.memory.buffer, start + at, piece.length).set(piece);
+    };
+  }
+  /** Forgets a file's name; a bundle that is open keeps what it needs. */
+  drop(path: string): void {
+    const name = this.words(path);
+    this.call("web_drop", name);
+    this.free(name);
+  }
+  /** A copy of a file, such as a saved session; null: there is none. */
+  read(path: string): Uint8Array | null {
+    const name = this.words(path);
+    const at = this.allocate(4);
+    const start = this.call("web_find", name, at) >>> 0;
+    const size = this.view().getUint32(at, true);
+    this.free(name, at);
+    return start ? new Uint8Array(this.memory.buffer, start, size).slice() : null;
+  }
+
+  openBundle(folder: string): number {
+    const name = this.words(folder);
+    try {
+      return this.made((out) => this.call("bundle_open", name, 1, out));
+    } finally {
+      this.free(name);
+    }
+  }
+  closeBundle(bundle: number): void {
+    this.call("bundle_close", bundle);
+  }
+  describe(bundle: number): { hasDraft: boolean; context: number; vocab: number; stops: number[] } {
+    const size = 32;
+    const at = this.sized(size);
+    try {
+      this.check(this.call("bundle_describe", bundle, at));
+      const view = this.view();
+      return {
+        hasDraft: view.getInt32(at + 4, true) !== 0,
+        context: Number(view.getBigInt64(at + 8, true)),
+        vocab: Number(view.getBigInt64(at + 16, true)),
+        stops: this.ids(view.getUint32(at + 24, true), view.getInt32(at + 28, true)),
+      };
+    } finally {
+      this.free(at);
+    }
+  }
+
+  openSession(bundle: number, attention: Attention | "", context: number, maxBytes: number): number {
+    const name = this.words(attention);
+    try {
+      return this.made((out) => this.call("web_session", bundle, name, context, maxBytes, out));
+    } finally {
+      this.free(name);
+    }
+  }
+  closeSession(session: number): void {
+    this.call("session_close", session);
+  }
+  save(session: number, path: string): void {
+    const name = this.words(path);
+    try {
+      this.check(this.call("session_save", session, name));
+    } finally {
+      this.free(name);
+    }
+  }
+  restore(session: number, path: string): number {
+    const name = this.words(path);
+    const out = this.allocate(8);
+    try {
+      this.check(this.call("session_restore", session, name, out));
+      return Number(this.view().getBigInt64(out, true));
+    } finally {
+      this.free(name, out);
+    }
+  }
+
+  begin(session: number, prompt: ArrayLike<number>, settings: Settings): void {
+    const ids = this.allocate(8 * Math.max(prompt.length, 1));
+    const text = new TextEncoder().encode(JSON.stringify(settings));
+    const json = this.allocate(text.length);
+    try {
+      const view = this.view();
+      for (let i = 0; i < prompt.length; ++i) {
+        if (!Number.isInteger(prompt[i])) throw new EdgespecError(`token ${prompt[i]}: expected a whole number`);
+        view.setBigInt64(ids + 8 * i, BigInt(prompt[i]!), true);
+      }
+      new Uint8Array(this.memory.buffer, json, text.length).set(text);
+      this.check(this.call("web_begin", session, ids, prompt.length, json, text.length));
+    } finally {
+      this.free(ids, json);
+    }
+  }
+  next(session: number): Round {
+    const at = this.sized(44);
+    try {
+      this.check(this.call("next", session, at));
+      const view = this.view();
+      const [tokens, drafted, rejected] = [8, 12, 16].map((where) =>
+        this.ids(view.getUint32(at + where, true), view.getInt32(at + where + 12, true)),
+      ) as [number[], number[], number[]];
+      const logprobs = view.getUint32(at + 40, true);
+      return {
+        tokens,
+        drafted,
+        rejected,
+        accepted: view.getInt32(at + 32, true),
+        finish: FINISH[view.getInt32(at + 4, true)] ?? null,
+        drafter: this.text(view.getUint32(at + 36, true)),
+        logprobs: logprobs ? [...tokens.keys()].map((i) => view.getFloat64(logprobs + 8 * i, true)) : null,
+      };
+    } finally {
+      this.free(at);
+    }
+  }
+  counts(session: number): Counts {
+    const at = this.sized(88);
+    try {
+      this.check(this.call("session_counts", session, at));
+      const view = this.view();
+      const whole = (where: number): number => Number(view.getBigInt64(at + where, true));
+      return {
+        promptTokens: whole(8),
+        reusedTokens: whole(16),
+        rounds: whole(24),
+        tokens: whole(32),
+        drafted: whole(40),
+        accepted: whole(48),
+        promptMs: whole(56) / 1e6,
+        roundMs: whole(64) / 1e6,
+        passMs: whole(72) / 1e6,
+        dropped: this.text(view.getUint32(at + 80, true)),
+      };
+    } finally {
+      this.free(at);
+    }
+  }
+
+  private call(name: string, ...words: number[]): number {
+    return this.exports[`edgespec_${name}`]!(...words);
+  }
+  private check(status: number): void {
+    if (status) throw new EdgespecError(this.text(this.call("error")).replace(/^edgespec: /, ""), CODES[status]);
+  }
+  private made(make: (out: number) => number): number {
+    const out = this.allocate(4);
+    try {
+      this.check(make(out));
+      return this.view().getUint32(out, true);
+    } finally {
+      this.free(out);
+    }
+  }
+  private view(): DataView {
+    return new DataView(this.memory.buffer); // it moves when memory grows
+  }
+  private allocate(size: number): number {
+    const at = this.call("web_alloc", size) >>> 0;
+    if (!at) throw new EdgespecError(`no memory for ${size} bytes`, "no memory");
+    return at;
+  }
+  private sized(size: number): number {
+    const at = this.allocate(size);
+    new Uint8Array(this.memory.buffer, at, size).fill(0);
+    this.view().setUint32(at, size, true);
+    return at;
+  }
+  private free(...all: number[]): void {
+    for (const at of all) this.call("web_free", at);
+  }
+  private words(text: string): number {
+    const bytes = new TextEncoder().encode(`${text}\0`);
+    const at = this.allocate(bytes.length);
+    new Uint8Array(this.memory.buffer, at, bytes.length).set(bytes);
+    return at;
+  }
+  private text(at: number): string {
+    const bytes = new Uint8Array(this.memory.buffer);
+    return at ? new TextDecoder().decode(bytes.slice(at, bytes.indexOf(0, at))) : "";
+  }
+  private ids(at: number, count: number): number[] {
+    const view = this.view();
+    return Array.from({ length: count }, (_, i) => Number(view.getBigInt64(at + 8 * i, true)));
+  }
+}
+
+// What C's library asks of the system, as far as this one does: time, random numbers, its environment, and messages.
+function wasi(view: () => DataView, environment: string[]): Record<string, (...words: never[]) => number> {
+  const bytes = environment.map((line) => new TextEncoder().encode(`${line}\0`));
+  const calls = {
+    clock_time_get(clock: number, _precision: bigint, out: number): number {
+      const ms = clock === 0 ? Date.now() : performance.now();
+      view().setBigUint64(out, BigInt(Math.round(ms * 1e6)), true);
+      return 0;
+    },
+    random_get(at: number, size: number): number {
+      const random = new Uint8Array(size);
+      for (let i = 0; i < size; i += 65536) crypto.getRandomValues(random.subarray(i, i + 65536));
+      new Uint8Array(view().buffer, at, size).set(random);
+      return 0;
+    },
+    environ_sizes_get(count: number, size: number): number {
+      view().setUint32(count, bytes.length, true);
+      view().setUint32(size, bytes.reduce((sum, line) => sum + line.length, 0), true);
+      return 0;
+    },
+    environ_get(places: number, at: number): number {
+      bytes.forEach((line, i) => {
+        view().setUint32(places + 4 * i, at, true);
+        new Uint8Array(view().buffer, at, line.length).set(line);
+        at += line.length;
+      });
+      return 0;
+    },
+    fd_write(_file: number, pieces: number, count: number, out: number): number {
+      let size = 0;
+      let text = "";
+      for (let i = 0; i < count; ++i) {
+        const at = view().getUint32(pieces + 8 * i, true);
+        const length = view().getUint32(pieces + 8 * i + 4, true);
+        text += new TextDecoder().decode(new Uint8Array(view().buffer, at, length).slice());
+        size += length;
+      }
+      console.error(text);
+      view().setUint32(out, size, true);
+      return 0;
+    },
+    sched_yield: (): number => 0,
+    proc_exit(code: number): number {
+      throw new EdgespecError(`the module ended itself with code ${code}`, "broken");
+    },
+  };
+  return calls as unknown as Record<string, (...words: never[]) => number>;
+}
