@@ -17,7 +17,7 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposer import Proposer
 from edgespec.decoding.settings import DraftOptions, Settings
-from edgespec.decoding.target import Target, common_prefix
+from edgespec.decoding.target import SkipSet, Target, common_prefix
 from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.registry import AR, METHODS, Parts
@@ -262,6 +262,10 @@ class Session:
         reproducible.
         """
         part = choice.part
+        if self.target.streams and isinstance(skip := getattr(inner, "skip", None), SkipSet):
+            # a step reads the target's layers from the disk as well, and takes too long to time some first
+            read = 1 - len(skip.mlp) / self.target.model.facts.layers
+            return self._verify_costs(max(part.draft_cost or 0.0, read), part.first_cost, read)
         cost = self._verify_costs(*((0.0, None) if inner.cheap else (part.draft_cost, part.first_cost)))
         if inner.benchmark_step():
             (ms,) = self._measured(choice.name, lambda _: inner.benchmark_step(), (1,)).values()
@@ -272,17 +276,19 @@ class Session:
             cost.observe_draft(1, first, ENOUGH)
         return cost
 
-    def _verify_costs(self, draft_cost: float | None, first_cost: float | None = None) -> CostModel:
+    def _verify_costs(
+        self, draft_cost: float | None, first_cost: float | None = None, draft_reads: float = 0.0
+    ) -> CostModel:
         mixed, streams = self.target.model.facts.experts, self.target.streams
         if mixed is not None and streams:
             # by the bytes that rows read if they choose experts independently, until passes show otherwise: a pass over
             # equal rows, as below, would read those of one
             curve = {rows: mixed.distinct(rows) for rows in (1, *VERIFY_SIZES, 2 * max(VERIFY_SIZES))}
-            return CostModel(curve, draft_cost, first_cost, reads=curve)
+            return CostModel(curve, draft_cost, first_cost, curve, draft_reads)
         saved = None if export_busy(self._manifest.cost) else self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
         if streams:  # all rows of a pass read the same layers, and a pass takes too long to time some first
-            return CostModel(verify, draft_cost, first_cost, reads={1: 1.0})
+            return CostModel(verify, draft_cost, first_cost, {1: 1.0}, draft_reads)
         cost = CostModel(verify, draft_cost, first_cost)
         forward = self.target.forward
         for rows, ms in self._measured("verify", lambda n: forward(np.zeros(n, np.int64)), VERIFY_SIZES).items():

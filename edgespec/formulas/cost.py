@@ -190,6 +190,7 @@ class CostModel:
         draft: c; None = ``ASSUMED_DRAFT``.
         first: of the first step of a round; None = ``draft``.
         reads: points {rows: bytes that passes read from a disk}, or in proportion to them; None = they read none.
+        draft_reads: bytes that a draft step reads over those of a one-row pass, until drafts were timed.
 
     Raises:
         ValueError: no point, or one that is not a positive number of rows with a positive cost.
@@ -201,11 +202,13 @@ class CostModel:
         draft: float | None = None,
         first: float | None = None,
         reads: Mapping[int, float] | None = None,
+        draft_reads: float = 0.0,
     ) -> None:
         points = dict(ASSUMED_VERIFY if verify is None else verify)
         if not points or min(points) < 1 or min(points.values()) <= 0 or min(draft or 0.0, first or 0.0) < 0:
             raise ValueError(f"expected {{rows >= 1: cost > 0}} and draft cost >= 0, got {points}, {draft} and {first}")
         self._given_c, self._given_first = ASSUMED_DRAFT if draft is None else draft, first
+        self._given_reads, self._draft_reads = draft_reads, draft_reads
         one = points.get(1, points[min(points)])
         self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
         self.reads = None if reads is None else DiskReads(reads)
@@ -223,7 +226,7 @@ class CostModel:
     def given(self) -> CostModel:
         """Copy without observations: the same in every run."""
         reads = None if self.reads is None else self.reads.given
-        return CostModel(self._given, self._given_c, self._given_first, reads)
+        return CostModel(self._given, self._given_c, self._given_first, reads, self._given_reads)
 
     @property
     def c(self) -> float:
@@ -235,7 +238,9 @@ class CostModel:
         if self._unread >= _REFRESH:
             self._refresh()
         while len(self._draft_table) <= k:
-            self._draft_table.append((1 - self._waits) * _interpolate(self._steps, len(self._draft_table)))
+            steps = len(self._draft_table)
+            computed = (1 - self._waits) * _interpolate(self._steps, steps)
+            self._draft_table.append(computed + self._waits * self._draft_reads * steps)
         return self._draft_table[k]
 
     def v(self, n: int) -> float:
@@ -312,7 +317,7 @@ class CostModel:
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}
         self._points, self._table = rising(known), array("d")
         if drafts := {k: median(times) / one for k, times in self.timings.drafts.items() if len(times) >= ENOUGH}:
-            self._steps, self._draft_table = rising({0: 0.0} | drafts), array("d")
+            self._steps, self._draft_table, self._draft_reads = rising({0: 0.0} | drafts), array("d"), 0.0
 
 
 def rising(points: Mapping[int, float]) -> list[tuple[int, float]]:

@@ -98,6 +98,34 @@ def test_even_perfect_guesses_are_not_probed_for_ever_if_they_cannot_pay() -> No
     assert sum(n > 0 for n in lengths) == 6
 
 
+class Settled(CostModel):
+    """Costs of passes that wait for a disk for nine tenths of their time; nothing is observed any more."""
+
+    def __init__(self) -> None:
+        curve = {1: 8.0, 2: 15.0, 4: 26.5, 8: 42.0}
+        super().__init__(curve, 0.0, reads=curve)
+        for rows in (1, 2, 4):
+            for _ in range(20):
+                super().observe_reads(rows, curve[rows], 90 * curve[rows] / 8)
+                super().observe_verify(rows, 10 + rows)
+
+    def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
+        pass
+
+    def observe_reads(self, n: int, read: float, waited_ms: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("rate", "drafts"), [(0.05, False), (0.7, False), (0.97, True)])
+def test_guesses_must_be_worth_the_bytes_that_their_rows_read_also_to_be_probed(rate: float, drafts: bool) -> None:
+    control = Control(Full(cheap=True), Settled(), prior=rate)
+    lengths = replay(control, lambda i: rate, 400)
+    if drafts:
+        assert np.mean([n > 0 for n in lengths]) > 0.9
+    else:
+        assert control.drafted <= 8  # 2 % of the rounds
+
+
 def test_without_fallback_it_always_drafts() -> None:
     control = Control(Full(), FixedCosts(COST, 0.5), fallback=False)
     assert set(replay(control, lambda i: 0.0, 100)) == {1}

@@ -226,20 +226,17 @@ def test_requests_that_share_passes_share_layers(bundles: Callable[[str], Path])
         assert [result.tokens for result in engine.generate_batch(PROMPTS, settings)] == expected
 
 
-def test_drafts_read_hardly_more_than_plain_decoding(bundles: Callable[[str], Path]) -> None:
-    """Guesses are priced by the bytes of their rows, so random weights, whose text repeats nothing, are not drafted."""
-    bundle = bundles("int4")
+def test_drafts_by_streamed_layers_are_priced_by_what_they_read(bundles: Callable[[str], Path]) -> None:
+    """A draft step of self-spec reads as much as a pass, so it is neither timed nor probed often."""
+    bundle, read = bundles("dense int8"), dict[str, int]()
     sampling = SamplingParams(temperature=1.0, seed=3)
-    read = {}
-    for method in ("ar", "ngram", "auto"):
-        with streamed(bundle, 0.3) as engine:
+    budget = budget_of(read_manifest(bundle), 0.5) + (1 << 19)  # for the longer text
+    for method in ("ar", "auto", "self-spec"):
+        with load(bundle, threads=2, context=2 * CONTEXT, budget=budget) as engine:
             settings = Settings(method=method, max_new_tokens=200, ignore_eos=True, sampling=sampling)
             engine.generate(PROMPTS[0], settings)
-            counts = store_of(engine).counts()
-            read[method] = counts.bytes
-            assert set(store_of(engine).distinct_by_rows()) >= {1}
-    assert read["ngram"] < 1.05 * read["ar"]
-    assert read["auto"] < 1.05 * read["ar"]
+            read[method] = store_of(engine).counts().bytes
+    assert all(found < 1.1 * read["ar"] for found in read.values()), read
 
 
 def test_a_changed_byte_that_its_times_do_not_show_is_found(

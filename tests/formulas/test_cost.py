@@ -183,13 +183,18 @@ def test_before_anything_was_read_the_bytes_of_uniform_choices_are_the_price() -
     assert model.v(2) == pytest.approx(15 / 8)
 
 
-def test_rows_of_a_pass_share_the_layers_of_a_dense_model() -> None:
-    model = CostModel({1: 1.0, 2: 1.6}, 0.1, reads={1: 1.0, 2: 1.0})
+@pytest.mark.parametrize("own", [0.0, 0.5])
+def test_rows_of_a_pass_share_the_layers_of_a_dense_model(own: float) -> None:
+    """A draft step reads none of them, or a share where it runs them itself, until drafts are timed as a whole."""
+    model = CostModel({1: 1.0, 2: 1.6}, 0.1, reads={1: 1.0, 2: 1.0}, draft_reads=own)
     for _ in range(20):
         for rows in (1, 2):
             model.observe_reads(rows, 5e8, 900.0)
             model.observe_verify(rows, 100.0 if rows == 1 else 160.0)
     assert model.v(2) == pytest.approx(1.06)
+    assert model.d(2) == pytest.approx(0.02 + 0.9 * 2 * own)
+    model.observe_draft(2, 800.0, 8)
+    assert model.d(2) == pytest.approx(0.8)
 
 
 def test_a_cache_that_holds_all_experts_leaves_the_clock_alone() -> None:
