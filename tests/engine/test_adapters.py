@@ -352,7 +352,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pickle": (_pickle, "weights only as pickle"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
     "no description": (lambda folder: (folder / "adapter_config.json").unlink(), "has no adapter_config.json"),
-    "no folder": (shutil.rmtree, "has no adapter_model.safetensors"),
+    "no folder": (shutil.rmtree, "no such folder"),
     "cut off": (
         lambda folder: (folder / "adapter_model.safetensors").write_bytes(
             (folder / "adapter_model.safetensors").read_bytes()[:-100]
