@@ -1,7 +1,7 @@
-"""Write the constants that C++ and Kotlin share with Python, after a change: ``python -m tools.generate_constants``.
+"""Write the constants that C++, Kotlin and Rust share with Python: ``python -m tools.generate_constants``.
 
 The numbers are defined only in Python: in ``edgespec/runtimes/files/formats.py``, or where each is used.  A test checks
-both files (``tests/tools/test_constants.py``).
+the files (``tests/tools/test_constants.py``).
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.migration import RENAMED
 from edgespec.runtimes.options import GAMMA
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
+from edgespec.runtimes.text.control_tokens import OWN
 from edgespec.runtimes.text.languages import LISTED, MEMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = ROOT / "edgespec" / "runtimes" / "native" / "constants.h"
 KOTLIN = ROOT / "android_demo/edgespec/src/main/kotlin/dev/edgespec/runtimes/Constants.kt"
+RUST = ROOT / "edgespec" / "runtimes" / "tokenizer" / "src" / "own.rs"
 NOTE = "// Written by `python -m tools.generate_constants` from Python's constants: not to be edited."
 LOOKED_UP = ("r8", "r32")  # kinds of rows for lookups, never multiplied: int8 with a scale per row, float32
 
@@ -176,6 +178,13 @@ def kotlin() -> str:
     return "\n".join(lines) + "\n"
 
 
+def rust() -> str:
+    """Return the Rust file."""
+    about = "/// What a model itself writes around thoughts and calls: it stays as it is in messages of the assistant."
+    words = [f'    r#"{word}"#,' for word in sorted(OWN)]
+    return "\n".join([NOTE, "", about, f"pub const OWN: [&str; {len(words)}] = [", *words, "];", ""])
+
+
 def _constant(kind: str) -> str:
     return f"k{kind.upper()}"
 
@@ -222,6 +231,7 @@ def main() -> None:
     """Write both files."""
     HEADER.write_text(header(), "utf-8")
     KOTLIN.write_text(kotlin(), "utf-8")
+    RUST.write_text(rust(), "utf-8")
 
 
 if __name__ == "__main__":

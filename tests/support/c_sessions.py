@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Callable, Sequence
 from ctypes import (
     CFUNCTYPE,
     POINTER,
     byref,
+    c_char,
     c_char_p,
     c_double,
     c_float,
     c_int32,
     c_int64,
+    c_size_t,
     c_uint8,
     c_uint32,
     c_uint64,
@@ -26,10 +29,12 @@ from typing import Any
 import numpy as np
 
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.errors import EdgespecError
+from edgespec.runtimes.text.codec import TextCodec
 from tests.support.c_interface import array, library
 
 OK, REFUSED, NO_MEMORY, CANCELLED, FULL, NO_FILE, BROKEN = range(7)
-FINISH = None, "eos", "length", "context"
+FINISH = None, "eos", "length", "context", "stop"
 
 PROGRESS = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
 
@@ -61,6 +66,8 @@ class Settings(ctypes.Structure):
         ("branch", POINTER(c_int32)), ("branch_count", c_int32), ("logprobs", c_int32), ("fixed", c_int32),
         ("prediction", POINTER(c_int64)), ("prediction_count", c_int64),
         ("progress", PROGRESS), ("mask", MASK), ("user", c_void_p),
+        ("stop_texts", POINTER(c_char_p)), ("stop_text_count", c_int32),
+        ("nodes", c_int32), ("cycles", c_int32), ("top_logprobs", c_int32),
     )  # fmt: skip
 
 
@@ -69,11 +76,81 @@ class RoundOfC(ctypes.Structure):
         ("size", c_uint32), ("finish", c_int32),
         *((name, POINTER(c_int64)) for name in ("tokens", "drafted", "rejected")),
         *((name, c_int32) for name in ("count", "drafted_count", "rejected_count", "accepted")),
-        ("drafter", c_char_p), ("logprobs", POINTER(c_double)),
+        ("drafter", c_char_p), ("logprobs", POINTER(c_double)), ("text", c_void_p), ("text_size", c_size_t),
+        ("top_ids", POINTER(c_int64)), ("top_logprobs", POINTER(c_double)),
+        ("top_count", c_int32), ("reserved", c_int32),
     )  # fmt: skip
 
 
 ON_ROUND = CFUNCTYPE(c_int32, c_void_p, POINTER(RoundOfC))
+
+
+ENCODE = CFUNCTYPE(c_int32, c_void_p, POINTER(c_char), c_size_t, c_int32, POINTER(c_int64), c_size_t,
+                   POINTER(c_size_t))  # fmt: skip
+DECODE = CFUNCTYPE(c_int32, c_void_p, POINTER(c_int64), c_size_t, POINTER(c_char), c_size_t, POINTER(c_size_t))
+ENCODE_CHAT = CFUNCTYPE(c_int32, c_void_p, POINTER(c_char), c_size_t, POINTER(c_int64), c_size_t, POINTER(c_size_t))
+ERROR = CFUNCTYPE(c_void_p)
+CLOSE = CFUNCTYPE(None, c_void_p)
+
+
+class CodecOfC(ctypes.Structure):
+    _fields_ = (
+        ("size", c_uint32), ("reserved", c_int32), ("user", c_void_p), ("encode", ENCODE), ("decode", DECODE),
+        ("encode_chat", ENCODE_CHAT), ("error", ERROR), ("close", CLOSE),
+    )  # fmt: skip
+
+
+def codec_of(codec: TextCodec, closed: Callable[[], None] = lambda: None) -> CodecOfC:
+    """Make functions for C of a tokenizer; those of a conversation take a list of messages."""
+    said = ctypes.create_string_buffer(512)
+
+    def given(ids: Sequence[int], to: Any, room: int, count: Any) -> None:
+        count[0] = len(ids)
+        for at, one in enumerate(ids[:room]):
+            to[at] = one
+
+    def refusing(work: Callable[..., None]) -> Callable[..., int]:
+        def call(user: Any, *arguments: Any) -> int:
+            try:
+                work(*arguments)
+            except EdgespecError as error:
+                said.value = str(error).encode()[:511]
+                return 1
+            return 0
+
+        return call
+
+    def encode(text: Any, size: int, special: int, ids: Any, room: int, count: Any) -> None:
+        given(codec.encode(text[:size].decode(), bool(special)), ids, room, count)
+
+    def decode(ids: Any, number: int, text: Any, room: int, size: Any) -> None:
+        made = codec.decode(ids[:number]).encode()
+        size[0] = len(made)
+        ctypes.memmove(text, made, min(room, len(made)))
+
+    def encode_chat(conversation: Any, size: int, ids: Any, room: int, count: Any) -> None:
+        chat = json.loads(conversation[:size])
+        given(codec.chat(chat["messages"], chat.get("tools")), ids, room, count)
+
+    calls = ENCODE(refusing(encode)), DECODE(refusing(decode)), ENCODE_CHAT(refusing(encode_chat))
+    return CodecOfC(
+        ctypes.sizeof(CodecOfC), 0, None, *calls, ERROR(lambda: ctypes.addressof(said)), CLOSE(lambda user: closed())
+    )
+
+
+class Message(ctypes.Structure):
+    _fields_ = (("role", c_char_p), ("content", c_char_p))
+
+
+def messages_of(messages: Sequence[dict[str, Any]]) -> Any:
+    """Make messages for C: those with more than a role and a text as JSON."""
+    made = [
+        Message(one["role"].encode(), one["content"].encode())
+        if set(one) == {"role", "content"} and isinstance(one["content"], str)
+        else Message(None, json.dumps(one).encode())
+        for one in messages
+    ]
+    return (Message * len(made))(*made)
 
 
 class Counts(ctypes.Structure):
@@ -95,6 +172,8 @@ class RoundFound:
     accepted: int
     finish: str | None
     logprobs: list[float] | None = None
+    text: str | None = None
+    top: list[list[tuple[int, float]]] | None = None
 
 
 class Refused(Exception):
@@ -145,6 +224,34 @@ class Bundle(Owned):
             called("edgespec_bundle_open_streamed", *given, c_uint64(cache), byref(self.handle))
         self.facts = BundleFacts(ctypes.sizeof(BundleFacts))
         called("edgespec_bundle_describe", self.handle, byref(self.facts))
+        self._codec: CodecOfC | None = None
+
+    def set_codec(self, codec: CodecOfC) -> None:
+        called("edgespec_bundle_set_codec", self.handle, byref(codec))
+        self._codec = codec  # whose functions C calls
+
+    def load_codec(self, path: Path | str | None) -> None:
+        called("edgespec_bundle_load_codec", self.handle, None if path is None else str(path).encode())
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return self._ids("edgespec_encode", text.encode(), c_size_t(len(text.encode())), c_int32(special))
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], more: dict[str, Any] | None = None) -> list[int]:
+        said = None if more is None else json.dumps(more).encode()
+        return self._ids("edgespec_encode_chat", messages_of(messages), c_int32(len(messages)), said)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        size, text = c_size_t(), ctypes.create_string_buffer(1 << 16)
+        called("edgespec_decode", self.handle, array(ids, np.int64, POINTER(c_int64)), c_size_t(len(ids)), text,
+               c_size_t(1 << 16), byref(size))  # fmt: skip
+        return text.raw[: size.value].decode()
+
+    def _ids(self, name: str, *arguments: Any) -> list[int]:
+        count = c_size_t()
+        called(name, self.handle, *arguments, None, c_size_t(0), byref(count))
+        ids = (c_int64 * count.value)()
+        called(name, self.handle, *arguments, ids, count, byref(count))
+        return list(ids)
 
     def session(self, **options: Any) -> Session:
         return Session(self, **options)
@@ -194,6 +301,18 @@ class Session(Owned):
                byref(settings), ON_ROUND(told), None)  # fmt: skip
         return tokens
 
+    def chat(self, messages: Sequence[dict[str, Any]], settings: Settings) -> str:
+        """Write the answer of a conversation."""
+        said: list[str] = []
+
+        def told(user: Any, one: Any) -> int:
+            said.append(copied(one.contents).text or "")
+            return 0
+
+        called("edgespec_chat", self.handle, messages_of(messages), c_int32(len(messages)), None, byref(settings),
+               ON_ROUND(told), None)  # fmt: skip
+        return "".join(said)
+
     def bytes(self) -> int:
         return int(library().edgespec_session_bytes(self.handle))
 
@@ -218,6 +337,9 @@ def copied(found: RoundOfC) -> RoundFound:
     return RoundFound(
         found.tokens[: found.count], found.drafted[: found.drafted_count], found.rejected[: found.rejected_count],
         found.accepted, FINISH[found.finish], found.logprobs[: found.count] if found.logprobs else None,
+        ctypes.string_at(found.text, found.text_size).decode() if found.text else None,
+        [[(found.top_ids[at + i], found.top_logprobs[at + i]) for i in range(found.top_count)]
+         for at in range(0, found.count * found.top_count, found.top_count)] if found.top_count else None,
     )  # fmt: skip
 
 
@@ -229,10 +351,11 @@ def settings_of(
     stops: Sequence[int] = (),
     branch: Sequence[int] = (),
     prediction: Sequence[int] = (),
+    stop_texts: Sequence[str] = (),
     **fields: Any,
 ) -> Settings:
     """Make settings of Python's sampling; ``fields`` of the structure as they are."""
-    bias = params.logit_bias
+    bias, texts = params.logit_bias, [text.encode() for text in stop_texts]
     kept = [  # a structure does not keep what its pointers point to
         array(stops, np.int64, POINTER(c_int64)), array(list(bias), np.int64, POINTER(c_int64)),
         array(list(bias.values()), np.float64, POINTER(c_double)), array(branch, np.int32, POINTER(c_int32)),
@@ -244,7 +367,7 @@ def settings_of(
         params.presence_penalty,
         params.frequency_penalty, kept[1], kept[2], len(bias), params.seed is not None, params.seed or 0,
         params.acceptance == "coupled", params.verification == "block", kept[3], len(branch), 0, 1, kept[4],
-        len(prediction), PROGRESS(), MASK(), None,
+        len(prediction), PROGRESS(), MASK(), None, (c_char_p * len(texts))(*texts), len(texts), 0, 0, 0,
     )  # fmt: skip
     found.kept = kept
     for name, value in fields.items():

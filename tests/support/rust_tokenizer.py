@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 from collections.abc import Sequence
@@ -51,18 +52,19 @@ class CTokenizer:
 
     Args:
         library: of the crate.
-        json: the content of a tokenizer.json, or its path.
+        source: the content of a tokenizer.json, its path, or that of its folder, for chat templates too.
     """
 
-    def __init__(self, library: Path, json: bytes | Path) -> None:
+    def __init__(self, library: Path, source: bytes | Path) -> None:
         self._library = ctypes.CDLL(str(library))
         self._library.edgespec_tokenizer_error.restype = c_char_p
         self._library.edgespec_tokenizer_size.restype = c_size_t
         self._at = c_void_p()
-        if isinstance(json, Path):
-            self._call("edgespec_tokenizer_open", os.fsencode(json), byref(self._at))
+        if isinstance(source, Path):
+            kind = "_folder" if source.is_dir() else ""
+            self._call(f"edgespec_tokenizer_open{kind}", os.fsencode(source), byref(self._at))
         else:
-            self._call("edgespec_tokenizer_parse", json, c_size_t(len(json)), byref(self._at))
+            self._call("edgespec_tokenizer_parse", source, c_size_t(len(source)), byref(self._at))
         self.size: int = self._library.edgespec_tokenizer_size(self._at)
 
     def close(self) -> None:
@@ -73,6 +75,13 @@ class CTokenizer:
         ids = (c_int64 * room)()
         self._call("edgespec_tokenizer_encode", self._at, text, c_size_t(len(text)), c_int32(special), ids,
                    c_size_t(room), byref(count))  # fmt: skip
+        return ids[: min(room, count.value)]
+
+    def chat(self, conversation: Any) -> list[int]:
+        said, room, count = json.dumps(conversation).encode(), 1 << 16, c_size_t()
+        ids = (c_int64 * room)()
+        self._call("edgespec_tokenizer_encode_chat", self._at, said, c_size_t(len(said)), ids, c_size_t(room),
+                   byref(count))  # fmt: skip
         return ids[: min(room, count.value)]
 
     def decode(self, ids: Sequence[int], room: int = 4096) -> bytes:

@@ -9,7 +9,9 @@ namespace {
 constexpr int64_t kOldest = 5, kNewest = 6;  // schemas of manifests that are read here
 // acceptance of guesses as published (edgespec/drafters/registry.py), and the guesses that it counts as
 constexpr double kDraftRate = 1 - 1 / 2.49, kSkipRate = 0.7, kPlanesRate = 0.9, kPublished = 4;
+constexpr double kMedusaRate = 0.5, kBlockwiseRate = 0.48, kEagleRate = 0.66, kMtpRate = 0.6;
 constexpr double kMostCost = 1e6;  // of a draft step, in passes
+constexpr int64_t kMostHeads = 64;
 constexpr int64_t kMostContext = int64_t(1) << 32, kMostExtra = 1 << 12, kMostGuesses = 64, kMostVocab = 1 << 24;
 
 // A file of the folder; its name must not lead out of it.
@@ -45,10 +47,10 @@ std::vector<int64_t> read_head(const std::string& path, int64_t size, int64_t vo
   return found;
 }
 
-ModelPart read_part(const std::string& folder, const Json& part, const char* name) {
+ModelPart read_part(const std::string& folder, const Json& part, const char* name, bool fused = false) {
   ModelPart found;
   for (const char* beside : {"source", "image", "sound", "tower", "decoder"})
-    if (!part[beside].is_null())
+    if (!part[beside].is_null() && !(fused && beside == std::string("decoder")))
       refuse(std::string(name) + ": reads more than tokens: its passes are run by edgespec_run");
   const Json& graph = part["graphs"]["native"];
   if (graph.is_null())
@@ -125,6 +127,42 @@ MethodPart read_method(const Json& method, bool self) {
   return found;
 }
 
+// Whether it is a drafter of hidden states that HiddenStateDrafter runs.
+bool draws_chains(const Json& part) {
+  if (part.is_null() || part["graphs"]["native"].is_null()) return false;
+  const Json& decoder = part["decoder"];
+  const std::string kind = decoder["kind"].text("kind");
+  for (const Json& group : part["heads"].items())
+    if (group["kind"].text("kind") == "embedding") return false;
+  return (kind == "eagle" || kind == "mtp") && decoder["masked"].is_null() && decoder["block"].is_null() &&
+         decoder["reads"].items().empty();
+}
+
+MethodPart read_heads(const std::string& folder, const Json& method, const Json& target, int64_t vocab, double rate) {
+  MethodPart found = read_method(method, false);
+  static const Json none;
+  const std::vector<Json>&names = method["heads"].items(), &measured = method["measured"].items();
+  if (names.empty()) refuse("a method of heads names none");
+  const std::string name = names[0].text("heads");
+  const std::vector<Json>& groups = target["heads"].items();
+  const auto group =
+      std::find_if(groups.begin(), groups.end(), [&](const Json& one) { return one["name"].text("name") == name; });
+  if (group == groups.end()) refuse("heads " + name + ", which the model does not have");
+  found.heads.number = static_cast<int32_t>(group - groups.begin());
+  found.heads.count = static_cast<int32_t>(bounded((*group)["count"], "count", 1, 1, kMostHeads));
+  if (const Json& cut = target["head_vocab"]; !cut.is_null())
+    found.heads.tokens = read_head(inside(folder, cut["file"].text("head_vocab")),
+                                   bounded(cut["size"], "head_vocab", 0, 1, vocab), vocab);
+  for (const Json& head : method["ranks"].items()) {
+    found.ranks.emplace_back();
+    for (const Json& share : head.items()) found.ranks.back().push_back(share.real("ranks", 0));
+    if (found.ranks.back().size() > size_t(kMostVocab)) refuse("ranks: too many");
+  }
+  if (int64_t(found.ranks.size()) > found.heads.count) found.ranks.resize(size_t(found.heads.count));
+  found.rates = rates_of(rate, measured.empty() ? none : measured.front());
+  return found;
+}
+
 MethodPart by_high_planes(int layers) {
   MethodPart found;
   for (int64_t layer = 0; layer < layers; ++layer) found.skip.high_attention.push_back(layer);
@@ -155,7 +193,7 @@ void edgespec::check_branch(const std::vector<int64_t>& branch) {
   }
 }
 
-edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache) {
+edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache) : folder(folder) {
   const Mapping file(folder + "/edgespec.json");
   const Json manifest = Json::parse(reinterpret_cast<const char*>(file.data()), file.size());
   const int64_t schema = manifest["schema_version"].number("schema_version", 0);
@@ -182,6 +220,20 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uin
     expect_vocab(*draft, draft_part, "draft");
     methods["speculative"] = read_method(manifest["methods"]["speculative"], false);
   }
+  if (const Json& part = manifest["drafter"]; draws_chains(part)) {
+    const std::string kind = part["decoder"]["kind"].text("kind");
+    drafter_part = read_part(folder, part, "drafter", true);
+    drafter = open_graph(drafter_part.graph, threads, true);
+    drafter->check_texts();
+    expect_vocab(*drafter, drafter_part, "drafter");
+    methods[kind] = read_method(manifest["methods"][kind], false);
+    static const Json none;
+    const std::vector<Json>& measured = manifest["methods"][kind]["measured"].items();
+    methods[kind].rates = rates_of(kind == "eagle" ? kEagleRate : kMtpRate, measured.empty() ? none : measured.front());
+  }
+  for (const auto& [name, rate] : {std::pair("medusa", kMedusaRate), std::pair("blockwise", kBlockwiseRate)})
+    if (const Json& method = manifest["methods"][name]; !method.is_null())
+      methods[name] = read_heads(folder, method, manifest["target"], target_part.vocab, rate);
   const Json& entry = manifest["files"][manifest["target"]["weights"].text("weights")];
   if (!entry["sha256"].is_null()) weights = entry["sha256"].text("sha256");
   stops = manifest["tokenizer"]["eos"].numbers("eos");

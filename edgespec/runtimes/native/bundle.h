@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "codec.h"
 #include "drawing.h"
+#include "heads.h"
 #include "json.h"
 
 namespace edgespec {
@@ -31,6 +33,8 @@ struct MethodPart {
   Rates rates;                   // acceptance by position, as published or as the export measured it
   Confidence confidence;         // of the guesses of a self-draft
   std::optional<double> draft_cost, first_cost;
+  HeadGroup heads;
+  HeadRanks ranks;
 };
 
 }  // namespace edgespec
@@ -40,8 +44,10 @@ struct edgespec_bundle {
   // std::invalid_argument: there is no such bundle, or it has no graphs of native operators.
   edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache = 0);
 
-  edgespec::ModelPart target_part, draft_part;
-  edgespec::OpenedModel target, draft;  // draft: null where there is none
+  const std::string folder;
+  std::unique_ptr<edgespec::Codec> codec;  // null: there is none
+  edgespec::ModelPart target_part, draft_part, drafter_part;
+  edgespec::OpenedModel target, draft, drafter;  // null where there is none; drafter: of the target's hidden states
   std::map<std::string, edgespec::MethodPart> methods;
   // ngram, and then the other method that is predicted to be fastest.
   std::string chain() const;

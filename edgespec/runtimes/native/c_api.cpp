@@ -203,19 +203,8 @@ int edgespec_heads(edgespec_cache* cache, int32_t group, const float* hidden, in
   return guarded([&] {
     if (!cache || !hidden || rows < 1 || rows > kMostRequestRows) refuse("expected a cache and rows of hidden states");
     expect_size(result);
-    const Gates& at = cache->model.gates;
-    if (group < 0 || group >= at.groups)
-      refuse("group " + std::to_string(group) + " of heads: the model has " + std::to_string(at.groups));
-    Planned p;
-    p.rows = rows;
-    p.plan.assign(6 * size_t(rows), 0);
-    std::fill_n(p.plan.begin() + 4 * rows, rows, -1);
-    for (int32_t i = 0; i < rows; ++i) p.heads.push_back(i);
-    p.gates = std::make_unique<bool[]>(size_t(at.count));
-    p.gates[at.load] = p.gates[at.first_group + group] = true;
-    std::fill(p.gates.get() + at.plane, p.gates.get() + at.count, true);
     const std::lock_guard<std::mutex> lock(cache->model.mutex);
-    answer(result, launch(*cache, p, hidden, top));
+    answer(result, run_heads(*cache, group, hidden, rows, top));
   });
 }
 

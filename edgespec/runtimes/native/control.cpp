@@ -279,7 +279,7 @@ void Control::told(const Result& round) {
   }
   if (reproducible_ || rest_) return;
   learned_.cost.observe_pass(round.rows, round.pass_ms);
-  if (round.guessed && round.caught_up) learned_.cost.observe_draft(round.depth, round.draft_ms);
+  if (round.guessed && round.caught_up) learned_.cost.observe_draft(int(drafted(round.depth)), round.draft_ms);
 }
 
 void Control::count(const Decision& decision, const Result& round) {

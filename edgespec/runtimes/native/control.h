@@ -5,6 +5,7 @@
 //
 // with a_j = P(guess j is accepted | all before it were), which is estimated from the rounds.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -70,6 +71,7 @@ struct DrafterFacts {
   bool cheap = false;          // proposing costs next to nothing: a proposal is seen before it is decided on
   bool stops = false;          // it stops drafting where more guesses are not worth it
   std::map<int, Rates> rates;  // by bucket, where nothing was measured
+  bool at_once = false;        // drafting takes the same time for any depth
 };
 
 // Decides how many guesses of one drafter are worth verifying.
@@ -132,7 +134,8 @@ class Control {
   const Rates& rates(Bucket& record);
   Pace pace(const Bucket& record, const std::vector<double>& costs) const;
   const std::vector<double>& prices(const std::vector<int64_t>& rows);
-  double steps(int64_t depth, int64_t rows) const { return costs_->d(depth) + costs_->v(rows); }
+  double steps(int64_t depth, int64_t rows) const { return costs_->d(drafted(depth)) + costs_->v(rows); }
+  int64_t drafted(int64_t depth) const { return facts_.at_once ? std::min<int64_t>(depth, 1) : depth; }
   Bucket& bucket(int number);
   void count(const Decision& decision, const Result& round);
   void learn(int bucket, int right, int tested);

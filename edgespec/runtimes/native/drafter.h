@@ -22,6 +22,14 @@ struct Request {
 
 using LeastGain = std::function<double(int64_t depth)>;
 
+// Hidden states of rows that the text keeps.
+struct Seen {
+  const float* hidden = nullptr;  // [rows, columns]; null: no drafter wanted them
+  int32_t columns = 0;            // the residual stream after the last layer, and then auxiliary ones
+  int32_t rows = 0;
+  std::vector<int64_t> tokens;  // [rows] that were chosen from them, the pending one last; of a prompt: none
+};
+
 // A drafter never owns a loop over rounds.  What it throws costs the request its drafter, and not its text.
 class Drafter {
  public:
@@ -41,8 +49,14 @@ class Drafter {
   virtual bool caught_up() const { return true; }     // whether its last proposal took its usual time
   virtual uint64_t nanoseconds() const { return 0; }  // in passes of the drafter's model
   virtual bool benchmark_step() { return false; }     // runs one draft step, to be timed; false: there is no such step
+  // Whether it reads the target's auxiliary hidden states, also those of the prompt: a row for each token.
+  virtual bool wants_states() const { return false; }
+  virtual int64_t known() const { return 0; }  // tokens of the prompt whose states it needs no more
+  // Takes states of the prompt from its token `first` on.
+  virtual void absorb(const Request&, int64_t first, const Seen&) { (void)first; }
+  virtual bool wants_hidden() const { return false; }  // whether the target's passes give hidden states
   // Learns what was accepted of a proposal, as it was cut; of an empty one where another drafter's was verified.
-  virtual void observe(const Proposal&, const Verdict&) {}
+  virtual void observe(const Proposal&, const Verdict&, const Seen&) {}
 };
 
 }  // namespace edgespec

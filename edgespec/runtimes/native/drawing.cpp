@@ -249,7 +249,7 @@ Proposal SelfDraft::propose(const Request& request, int64_t budget, const LeastG
   });
 }
 
-void SelfDraft::observe(const Proposal& proposal, const Verdict& verdict) {
+void SelfDraft::observe(const Proposal& proposal, const Verdict& verdict, const Seen&) {
   const size_t tested = size_t(proposal.tested(verdict.path));
   for (size_t depth = 0; depth < std::min(tested, sure_.size()); ++depth)
     confidence_->learn(sure_[depth], depth < verdict.path.size());

@@ -83,7 +83,7 @@ class SelfDraft : public DrawingDrafter {
   DrafterFacts facts() const override { return {false, true, {}}; }
   bool benchmark_step() override;
   void begin(const Request& request) override;
-  void observe(const Proposal& proposal, const Verdict& verdict) override;
+  void observe(const Proposal& proposal, const Verdict& verdict, const Seen& seen) override;
   Proposal propose(const Request& request, int64_t budget, const LeastGain& least_gain) override;
 
  protected:

@@ -1,7 +1,8 @@
 /* Native bundles from C, and from any language that can call C: no Python, no ONNX Runtime.
  *
  * There are two levels.  A session over a bundle's folder decodes whole texts: token ids in, token ids out, with the
- * loop, the drafters and the sampling of Python, and its very tokens (examples/c/generate.c).
+ * loop, the drafters and the sampling of Python, and its very tokens (examples/c/generate.c).  With a codec, which is
+ * optional, it also takes conversations and gives text (examples/c/chat.c).
  *
  * Below it, a model is a graph file of native operators (model.native.onnx of a bundle, draft/model.native.onnx).  It
  * has one node, whose program this library runs on the mapped weights of the file next to it.  A cache holds keys,
@@ -28,9 +29,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EDGESPEC_C_VERSION 4
+#define EDGESPEC_C_VERSION 5
 
-#if defined(_WIN32) && defined(EDGESPEC_BUILDING)
+#if defined(_WIN32) && defined(EDGESPEC_STATIC)
+#define EDGESPEC_API
+#elif defined(_WIN32) && defined(EDGESPEC_BUILDING)
 #define EDGESPEC_API __declspec(dllexport)
 #elif defined(_WIN32)
 #define EDGESPEC_API __declspec(dllimport)
@@ -222,6 +225,45 @@ typedef struct edgespec_bundle_facts {
 } edgespec_bundle_facts;
 EDGESPEC_API int edgespec_bundle_describe(const edgespec_bundle* bundle, edgespec_bundle_facts* facts);
 
+/* ---- text (since version 5) ----
+ *
+ * A codec turns text into tokens and back.  It is the tokenizer's library (edgespec_tokenizer.h), which is loaded when
+ * it is asked for, or functions of the caller.  Token ids need none. */
+typedef struct edgespec_codec {
+  uint32_t size;
+  int32_t reserved;
+  void* user; /* first argument of the functions, which several threads may call at once */
+  /* Each writes at most `room` ids or bytes, and says how many there are, so that it may be called again with more
+   * room; not 0: it failed.  Texts are UTF-8 with their sizes in bytes. */
+  int (*encode)(void* user, const char* text, size_t size, int32_t special, int64_t* ids, size_t room, size_t* count);
+  int (*decode)(void* user, const int64_t* ids, size_t count, char* text, size_t room, size_t* size);
+  /* conversation: JSON, as edgespec_tokenizer_encode_chat takes it */
+  int (*encode_chat)(void* user, const char* conversation, size_t size, int64_t* ids, size_t room, size_t* count);
+  const char* (*error)(void); /* why the last call of this thread failed; may be null */
+  void (*close)(void* user);  /* called when the bundle is freed; may be null */
+} edgespec_codec;
+
+typedef struct edgespec_message {
+  const char* role;    /* system, user, assistant, tool; null: content is the whole message, a JSON object */
+  const char* content; /* UTF-8 */
+} edgespec_message;
+
+/* Gives a bundle its codec, once, before its sessions are opened.  Rounds then have text, and stop texts are possible.
+ * The second one opens the bundle's tokenizer by the library at `path`; null: libedgespec_tokenizer.so,
+ * libedgespec_tokenizer.dylib or edgespec_tokenizer.dll, where the system finds it. */
+EDGESPEC_API int edgespec_bundle_set_codec(edgespec_bundle* bundle, const edgespec_codec* codec);
+EDGESPEC_API int edgespec_bundle_load_codec(edgespec_bundle* bundle, const char* path);
+
+/* Write at most `room` ids or bytes, and to count or size how many there are.  special: with what the tokenizer puts
+ * around a text.  more: a JSON object with `tools`, `options` of the template, `generation_prompt`; null: none. */
+EDGESPEC_API int edgespec_encode(const edgespec_bundle* bundle, const char* text, size_t size, int32_t special,
+                                 int64_t* ids, size_t room, size_t* count);
+EDGESPEC_API int edgespec_decode(const edgespec_bundle* bundle, const int64_t* ids, size_t count, char* text,
+                                 size_t room, size_t* size);
+EDGESPEC_API int edgespec_encode_chat(const edgespec_bundle* bundle, const edgespec_message* messages,
+                                      int32_t message_count, const char* more, int64_t* ids, size_t room,
+                                      size_t* count);
+
 typedef struct edgespec_session_options {
   uint32_t size;
   int32_t attention; /* 0: the bundle's, else F32, F16 or INT8 of EDGESPEC_ATTENTION_ */
@@ -248,8 +290,8 @@ typedef struct edgespec_settings {
   uint32_t size;
   int32_t guesses;        /* maximum guesses of a round; 0: the method's */
   int64_t max_new_tokens; /* 0: to the end of the context */
-  /* plain, ngram, speculative, self-spec, or several of these with commas between, which are asked in turn; null:
-   * ngram, and then the other one of this bundle that is predicted to be fastest */
+  /* plain, ngram, speculative, self-spec, medusa, blockwise, eagle, mtp, or several of these with commas between, which
+   * are asked in turn; null: ngram, and then the other one of this bundle that is predicted to be fastest */
   const char* method;
   const int64_t* stops; /* [stop_count] tokens that end the text, besides the bundle's */
   int32_t stop_count;
@@ -278,13 +320,21 @@ typedef struct edgespec_settings {
   int (*mask)(void* user, const int64_t* text, int64_t count, const int64_t* path, int32_t path_count,
               const float* logits, int64_t columns, uint8_t* allowed);
   void* user;
+  /* since version 5: [stop_text_count] texts in UTF-8 that end the text, of which they are no part.  They need a codec
+   */
+  const char* const* stop_texts;
+  int32_t stop_text_count;
+  int32_t nodes;        /* medusa: guesses of its tree; 0: as many as are predicted to be fastest */
+  int32_t cycles;       /* blockwise: passes that refine a block before it is verified; 0: none */
+  int32_t top_logprobs; /* rounds say the log-probabilities of this many of the likeliest tokens, at most 20 */
 } edgespec_settings;
 
 enum {
   EDGESPEC_GOES_ON = 0,
-  EDGESPEC_STOPPED = 1, /* by a token that ends the text, which is its last one */
-  EDGESPEC_LENGTH = 2,  /* max_new_tokens are there */
-  EDGESPEC_CONTEXT = 3  /* the context is full */
+  EDGESPEC_STOPPED = 1,  /* by a token that ends the text, which is its last one */
+  EDGESPEC_LENGTH = 2,   /* max_new_tokens are there */
+  EDGESPEC_CONTEXT = 3,  /* the context is full */
+  EDGESPEC_STOP_TEXT = 4 /* by a stop text, which the last token completes */
 };
 
 /* One pass of the target, and what came of it.  Its arrays are the session's until its next call. */
@@ -299,6 +349,15 @@ typedef struct edgespec_round {
   int32_t accepted;       /* how many of `tokens` were guesses, the first ones */
   const char* drafter;    /* the drafter that guessed; "" where none did */
   const double* logprobs; /* [count]; null: not asked for */
+  /* since version 5: [text_size] what the tokens add to the text, in whole characters and UTF-8, with a zero after it;
+   * null: there is no codec.  What may begin a stop text is held back, and so is a token that ends the text. */
+  const char* text;
+  size_t text_size;
+  /* [count, top_count] the likeliest tokens in the place of each, the likeliest first, by the unadjusted model; -1 and
+   * -infinity where there are no more; null: not asked for */
+  const int64_t* top_ids;
+  const double* top_logprobs;
+  int32_t top_count, reserved;
 } edgespec_round;
 
 /* Begins a text: reads the prompt [count], of which the session may know the beginning from its text before.  Where it
@@ -311,6 +370,10 @@ EDGESPEC_API int edgespec_next(edgespec_session* session, edgespec_round* round)
 EDGESPEC_API int edgespec_generate(edgespec_session* session, const int64_t* prompt, int64_t count,
                                    const edgespec_settings* settings,
                                    int (*on_round)(void* user, const edgespec_round* round), void* user);
+/* The same after a conversation; more: as of edgespec_encode_chat. */
+EDGESPEC_API int edgespec_chat(edgespec_session* session, const edgespec_message* messages, int32_t message_count,
+                               const char* more, const edgespec_settings* settings,
+                               int (*on_round)(void* user, const edgespec_round* round), void* user);
 /* Ends the session's call that is running now with EDGESPEC_CANCELLED, at the end of its pass, or else its next one.
  * From any thread. */
 EDGESPEC_API void edgespec_cancel(edgespec_session* session);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "verify.h"
 
@@ -53,9 +54,20 @@ Loop::Loop(Target& target, Policy& policy, std::vector<int64_t> prompt, LoopOpti
   const std::vector<Drafter*> begun = policy_.drafters();
   for (Drafter* one : begun) attempt(one, [&] { one->begin(request_); });
   counts_.prompt_tokens = size;
-  counts_.reused_tokens = target_.follow(tokens_, size - 1);
+  // a drafter that needs states is given those of all tokens that it does not know: some are read again for that
+  int64_t known = size - 1;
+  for (const Drafter* one : policy_.drafters())
+    if (one->wants_states()) known = std::min(known, one->known());
+  counts_.reused_tokens = target_.follow(tokens_, known);
   if (counts_.reused_tokens == size - 1) return;
-  target_.prefill(tokens_, counts_.reused_tokens, size - 1, reading_);
+  Target::States states;
+  if (any<&Drafter::wants_states>())
+    states = [&](int64_t first, const edgespec_result& found) {
+      const Seen seen{found.hidden, found.hidden_columns, static_cast<int32_t>(target_.length() - first), {}};
+      for (Drafter* one : std::vector<Drafter*>(policy_.drafters()))
+        if (one->wants_states()) attempt(one, [&] { one->absorb(request_, first, seen); });
+    };
+  target_.prefill(tokens_, counts_.reused_tokens, size - 1, reading_, states);
   target_.checkpoint();
 }
 
@@ -114,7 +126,9 @@ const Round& Loop::next() {
     for (int32_t parent : proposal.parents) parents.push_back(parent + 1);
   }
   TextRows wanted{rows.data(), static_cast<int32_t>(rows.size()), parents.empty() ? nullptr : parents.data()};
-  wanted.top = options_.sampling.plain_greedy() && !options_.logprobs;
+  wanted.top = options_.sampling.plain_greedy() && !options_.logprobs && !options_.top_logprobs;
+  wanted.hidden = any<&Drafter::wants_hidden>();
+  wanted.auxiliary = any<&Drafter::wants_states>();
   const auto begun = Clock::now();
   const edgespec_result found = target_.run(wanted);
   const double pass_ms = milliseconds(Clock::now() - begun);
@@ -126,14 +140,52 @@ const Round& Loop::next() {
   // learn
   const std::vector<Drafter*> observers = policy_.drafters();
   static const Proposal none;
+  const Seen seen = seen_of(found, proposal, verdict);
   for (Drafter* one : observers)
     attempt(one, [&] {
-      one == winner_ || observers.size() == 1 ? one->observe(proposal, verdict)
-                                              : one->observe(none, {{}, verdict.next});
+      one == winner_ || observers.size() == 1 ? one->observe(proposal, verdict, seen)
+                                              : one->observe(none, {{}, verdict.next}, seen);
     });
   policy_.told({proposal, verdict, winner_, asked_, wanted.count, pass_ms});
   counts_.pass_ns += passes() - before;
   return round_;
+}
+
+// Copies the hidden states of the rows that are kept, because drafters that observe run passes.
+Seen Loop::seen_of(const edgespec_result& found, const Proposal& proposal, const Verdict& verdict) {
+  Seen seen;
+  seen.columns = found.hidden_columns;
+  seen.rows = static_cast<int32_t>(verdict.path.size() + 1);
+  for (int32_t node : verdict.path) seen.tokens.push_back(proposal.tokens[size_t(node)]);
+  seen.tokens.push_back(verdict.next);
+  if (!found.hidden) return seen;
+  hidden_.assign(found.hidden, found.hidden + found.hidden_columns);
+  for (int32_t node : verdict.path) {
+    const float* row = found.hidden + size_t(node + 1) * size_t(found.hidden_columns);
+    hidden_.insert(hidden_.end(), row, row + found.hidden_columns);
+  }
+  seen.hidden = hidden_.data();
+  return seen;
+}
+
+const Round& Loop::end(size_t count, int32_t finish) {
+  const size_t left_out = round_.tokens.size() - count;
+  counts_.tokens -= int64_t(left_out);
+  counts_.accepted -= round_.accepted;
+  round_.tokens.resize(count);
+  if (!round_.logprobs.empty()) round_.logprobs.resize(count);
+  round_.top_ids.resize(count * size_t(options_.top_logprobs));
+  round_.top_logprobs.resize(count * size_t(options_.top_logprobs));
+  round_.accepted = std::min(round_.accepted, static_cast<int32_t>(count));
+  counts_.accepted += round_.accepted;
+  round_.finish = finish;
+  return round_;
+}
+
+template <bool (Drafter::*wants)() const>
+bool Loop::any() const {
+  const std::vector<Drafter*>& all = policy_.drafters();
+  return std::any_of(all.begin(), all.end(), [](const Drafter* one) { return (one->*wants)(); });
 }
 
 uint64_t Loop::passes() const {
@@ -168,6 +220,16 @@ void Loop::commit(const Proposal& proposal, const Verdict& verdict, const edgesp
   for (size_t i = 0; options_.logprobs && i < kept.size(); ++i)
     round_.logprobs.push_back(
         log_softmax_at(rows.logits + size_t(kept[i]) * rows.columns, rows.columns, round_.tokens[i]));
+  const size_t top = size_t(options_.top_logprobs);
+  for (size_t i = 0; top && i < kept.size(); ++i) {
+    for (const auto& [token, value] :
+         likely_tokens(rows.logits + size_t(kept[i]) * rows.columns, rows.columns, int64_t(top))) {
+      round_.top_ids.push_back(token);
+      round_.top_logprobs.push_back(value);
+    }
+    round_.top_ids.resize((i + 1) * top, -1);
+    round_.top_logprobs.resize((i + 1) * top, -HUGE_VAL);
+  }
   target_.keep(kept.data(), static_cast<int32_t>(kept.size()));
   for (int64_t token : round_.tokens) {
     tokens_.push_back(token);

@@ -20,6 +20,7 @@ struct LoopOptions {
   int64_t guesses = 4;         // deepest guess of a proposal
   std::vector<int64_t> stops;  // tokens that end the text
   bool logprobs = false;
+  int64_t top_logprobs = 0;  // and of this many of the likeliest tokens
 };
 
 struct Round {
@@ -30,6 +31,9 @@ struct Round {
   int32_t finish = 0;             // EDGESPEC_GOES_ON, or why it is the last
   std::string drafter;            // the drafter that guessed; empty: none did
   std::vector<double> logprobs;   // of each of `tokens`, by the unadjusted model, if asked for
+  // [tokens, top_logprobs]: of the likeliest tokens in the place of each; -1 where there are no more
+  std::vector<int64_t> top_ids;
+  std::vector<double> top_logprobs;
 };
 
 struct LoopCounts {
@@ -49,6 +53,9 @@ class Loop {
   // Runs a round.  Throws Failure: it was cancelled, or the model is damaged.
   const Round& next();
 
+  // Ends the text with the first `count` tokens of the last round.
+  const Round& end(size_t count, int32_t finish);
+
   bool ended() const { return round_.finish != 0; }
   const std::vector<int64_t>& tokens() const { return tokens_; }
   const LoopCounts& counts() const { return counts_; }
@@ -59,6 +66,9 @@ class Loop {
   template <class Work>
   bool attempt(Drafter* drafter, Work work);
   uint64_t passes() const;
+  Seen seen_of(const edgespec_result& found, const Proposal& proposal, const Verdict& verdict);
+  template <bool (Drafter::*wants)() const>
+  bool any() const;
   void commit(const Proposal& proposal, const Verdict& verdict, const edgespec_result& rows);
 
   Target& target_;
@@ -72,6 +82,7 @@ class Loop {
   Round round_;
   LoopCounts counts_;
   std::string dropped_;
+  std::vector<float> hidden_;  // states of the rows that the last round kept
   int64_t left_;
   Drafter* winner_ = nullptr;                       // of this round
   std::vector<std::pair<Drafter*, double>> asked_;  // in this round, and for how many ms

@@ -180,11 +180,26 @@ int64_t argmax(const float* row, int64_t count) {
   return best;
 }
 
-double log_softmax_at(const float* logits, int64_t columns, int64_t token) {
+// The highest logit, and the logarithm of the sum of exponentials above it.
+static std::pair<float, double> normalizer(const float* logits, int64_t columns) {
   const float best = *std::max_element(logits, logits + columns);
   double total = 0;
   for (int64_t i = 0; i < columns; ++i) total += std::exp(logits[i] - best);
-  return double(logits[token] - best) - std::log(total);
+  return {best, std::log(total)};
+}
+
+double log_softmax_at(const float* logits, int64_t columns, int64_t token) {
+  const auto [best, total] = normalizer(logits, columns);
+  return double(logits[token] - best) - total;
+}
+
+std::vector<std::pair<int64_t, double>> likely_tokens(const float* logits, int64_t columns, int64_t most) {
+  const auto [best, total] = normalizer(logits, columns);
+  const std::vector<double> wide(logits, logits + columns);
+  std::vector<std::pair<int64_t, double>> found;
+  for (int64_t token : best_of(wide.data(), columns, most))
+    found.emplace_back(token, double(logits[token] - best) - total);
+  return found;
 }
 
 std::vector<int64_t> best_of(const double* values, int64_t count, int64_t most) {

@@ -106,6 +106,9 @@ int64_t argmax(const float* row, int64_t count);
 // The log-probability of a token under unadjusted logits.
 double log_softmax_at(const float* logits, int64_t columns, int64_t token);
 
+// The `most` likeliest tokens under unadjusted logits with their log-probabilities, the likeliest first.
+std::vector<std::pair<int64_t, double>> likely_tokens(const float* logits, int64_t columns, int64_t most);
+
 // Indices of the `most` largest, the largest first, the lowest on a tie; those of -infinity are left out.
 std::vector<int64_t> best_of(const double* values, int64_t count, int64_t most);
 

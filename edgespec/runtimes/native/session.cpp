@@ -8,9 +8,12 @@
 #include <string>
 
 #include "bundle.h"
+#include "heads.h"
+#include "hidden_state.h"
 #include "loop.h"
 #include "ngram.h"
 #include "sized.h"
+#include "stream.h"
 
 using namespace edgespec;
 
@@ -20,7 +23,7 @@ constexpr int64_t kNGramGuesses = 8, kLeastGuesses = 6;
 const std::vector<int> kTimed{1, 2, 3, 5};  // rows of passes that are timed before the first text
 constexpr double kTimingMs = 100;           // after that no further turn starts
 constexpr int kMostTurns = 3, kEnough = 3;  // kEnough: times that such a timing counts
-constexpr int32_t kMostGuessesOfCaller = 64, kMostStops = 1 << 16;
+constexpr int32_t kMostGuessesOfCaller = 64, kMostStops = 1 << 16, kMostCycles = 64, kMostLikeliest = 20;
 
 uint64_t random_seed() {
   std::random_device device;
@@ -85,7 +88,8 @@ struct edgespec_session {
   Target target;
   std::unique_ptr<NGramStore> store;
   NGram ngram{nullptr};
-  std::unique_ptr<Target> draft;               // made when a text first asks for it
+  std::unique_ptr<Target> draft, drafter_text;  // made when a text first asks for it
+  std::unique_ptr<HiddenStateDrafter> hidden_state;
   std::vector<std::unique_ptr<Drafter>> made;  // of the text
   std::vector<std::unique_ptr<Control>> controls;
   std::unique_ptr<Policy> policy;
@@ -95,7 +99,9 @@ struct edgespec_session {
   std::atomic<bool> cancelled{false};
   Reading reading;
   std::unique_ptr<Loop> loop;
-  int64_t longest = 0;  // guesses of a round of the text
+  std::unique_ptr<TextStream> stream;  // null: the bundle has no codec
+  std::string text;                    // of the round
+  int64_t longest = 0;                 // guesses of a round of the text
 
   edgespec_session(edgespec_bundle& of, const edgespec_session_options& options)
       : bundle(of),
@@ -118,11 +124,13 @@ struct edgespec_session {
     if (!options.max_bytes) return found;
     auto [empty, block] = Target::sizes(*of.target, attention_of(of.target_part, options.attention));
     int64_t rows = of.target_part.extra_rows;
-    if (of.draft) {
-      const auto [more, each] = Target::sizes(*of.draft, EDGESPEC_ATTENTION_EXACT);
+    for (const auto& [model, part] :
+         {std::pair(of.draft.get(), &of.draft_part), {of.drafter.get(), &of.drafter_part}}) {
+      if (!model) continue;
+      const auto [more, each] = Target::sizes(*model, EDGESPEC_ATTENTION_EXACT);
       empty += more;
       block += each;
-      rows = std::max(rows, of.draft_part.extra_rows);
+      rows = std::max(rows, part->extra_rows);
     }
     const uint64_t left = options.max_bytes > empty ? options.max_bytes - empty : 0;
     const int64_t fits = int64_t(std::min<uint64_t>(left / std::max<uint64_t>(block, 1), 1 << 24)) * kKvBlock - rows;
@@ -166,7 +174,22 @@ struct edgespec_session {
       refuse("method " + method + ": expected one of this bundle: " + known);
     }
     std::string name = method;
-    if (method == "self-spec") {
+    if (method == "eagle" || method == "mtp") {
+      if (given.branch_count) refuse("branch: " + method + " draws chains here");
+      const ModelPart& own = bundle.drafter_part;
+      if (!hidden_state) {
+        drafter_text = std::make_unique<Target>(*bundle.drafter, std::min(own.context, target.context()),
+                                                own.extra_rows, EDGESPEC_ATTENTION_EXACT, true);
+        hidden_state = std::make_unique<HiddenStateDrafter>(target, *drafter_text, method, own.vocab, own.head);
+      }
+      drafters.push_back(hidden_state.get());
+      return control(name, part->second, part->second.rates, *hidden_state,
+                     std::max(part->second.guesses, kLeastGuesses), given);
+    }
+    if (method == "medusa" || method == "blockwise") {
+      name += "," + std::to_string(given.nodes) + "," + std::to_string(given.cycles);
+      made.push_back(heads_of(method, part->second, given));
+    } else if (method == "self-spec") {
       made.push_back(std::make_unique<SelfDraft>(target, part->second.skip, confidence));
     } else {
       const ModelPart& own = bundle.draft_part;
@@ -184,6 +207,23 @@ struct edgespec_session {
     control(name, part->second, part->second.rates, *made.back(), std::max(part->second.guesses, kLeastGuesses), given);
   }
 
+  std::unique_ptr<Drafter> heads_of(const std::string& method, const MethodPart& part, const edgespec_settings& given) {
+    if (given.nodes < 0 || given.nodes > kMostNodes || given.cycles < 0 || given.cycles > kMostCycles)
+      refuse("nodes or cycles: out of range");
+    if (method == "blockwise")
+      return std::make_unique<Medusa>(target, part.heads, "blockwise", head_chain(size_t(part.heads.count)),
+                                      given.cycles);
+    std::vector<HeadPath> paths;
+    if (given.nodes) {
+      for (auto& one : grow_tree(part.ranks, size_t(given.nodes))) paths.push_back(one.first);
+    } else {
+      CostModel costs = pass_costs();
+      paths = best_tree(part.ranks, [&](int64_t rows) { return costs.v(rows); }, part.draft_cost.value_or(0));
+    }
+    if (paths.empty()) paths = head_chain(std::min<size_t>(1, part.ranks.size()));
+    return std::make_unique<Medusa>(target, part.heads, "medusa", std::move(paths));
+  }
+
   // Makes the control of a drafter, which begins with what this session has learned of its method.
   void control(const std::string& name, const MethodPart& part, const Rates& rates, Drafter& drafter, int64_t guesses,
                const edgespec_settings& given) {
@@ -196,14 +236,19 @@ struct edgespec_session {
 
   // Costs as the export measured them, corrected by a few passes here and now.
   CostModel costs_of(const MethodPart& part, Drafter& drafter) {
+    const bool cheap = drafter.facts().cheap;
+    CostModel made = pass_costs(cheap ? 0 : part.draft_cost, cheap ? std::nullopt : part.first_cost);
+    if (!cheap) made.observe_draft(1, time_turns({1}, [&](int) { drafter.benchmark_step(); }).at(1), kEnough);
+    return made;
+  }
+
+  CostModel pass_costs(std::optional<double> draft = {}, std::optional<double> first = {}) {
     if (passes.empty()) {
       const std::vector<int64_t> zeros(size_t(*std::max_element(kTimed.begin(), kTimed.end())), 0);
       passes = time_turns(kTimed, [&](int rows) { target.run({zeros.data(), rows}); });
     }
-    const bool cheap = drafter.facts().cheap;
-    CostModel made(bundle.verify, cheap ? 0 : part.draft_cost, cheap ? std::nullopt : part.first_cost);
+    CostModel made(bundle.verify, draft, first);
     for (const auto& [rows, ms] : passes) made.observe_pass(rows, ms, kEnough);
-    if (!cheap) made.observe_draft(1, time_turns({1}, [&](int) { drafter.benchmark_step(); }).at(1), kEnough);
     return made;
   }
 
@@ -211,7 +256,9 @@ struct edgespec_session {
     expect_array(given.stops, given.stop_count, "stops");
     if (given.guesses < 0 || given.guesses > kMostGuessesOfCaller) refuse("guesses: expected 0 to 64");
     if (given.max_new_tokens < 0) refuse("max_new_tokens: expected 0 or more");
+    StopTexts stop_texts = stop_texts_of(given);
     loop.reset();
+    stream.reset();
     policy.reset();
     controls.clear();
     made.clear();
@@ -219,6 +266,8 @@ struct edgespec_session {
     LoopOptions options;
     options.sampling = sampling_of(given);
     options.logprobs = given.logprobs != 0;
+    if (given.top_logprobs < 0 || given.top_logprobs > kMostLikeliest) refuse("top_logprobs: expected 0 to 20");
+    options.top_logprobs = given.top_logprobs;
     options.seed = given.seeded ? uint64_t(given.seed) : random_seed();
     options.new_tokens = given.max_new_tokens ? given.max_new_tokens : std::numeric_limits<int64_t>::max();
     options.stops.assign(given.stops, given.stops + given.stop_count);
@@ -250,6 +299,32 @@ struct edgespec_session {
       };
     loop = std::make_unique<Loop>(target, *policy, std::vector<int64_t>(prompt, prompt + count), std::move(options),
                                   reading);
+    if (bundle.codec) stream = std::make_unique<TextStream>(*bundle.codec, loop->tokens(), std::move(stop_texts));
+  }
+
+  StopTexts stop_texts_of(const edgespec_settings& given) const {
+    expect_array(given.stop_texts, given.stop_text_count, "stop_texts");
+    if (given.stop_text_count && !bundle.codec) refuse("stop_texts: they need a codec (edgespec_bundle_load_codec)");
+    std::vector<std::string> found;
+    for (int32_t i = 0; i < given.stop_text_count; ++i) {
+      if (!given.stop_texts[i]) refuse("stop_texts: no such text");
+      found.emplace_back(given.stop_texts[i]);
+    }
+    return StopTexts(std::move(found));
+  }
+
+  // Writes a round's tokens; a stop text ends the round.
+  void write(const Round& found) {
+    text.clear();
+    for (size_t at = 0; at < found.tokens.size(); ++at) {
+      const bool last = at + 1 == found.tokens.size();
+      if (last && found.finish == EDGESPEC_STOPPED) break;  // what ends a text is not text, even if it is a word
+      text += stream->push(found.tokens[at]);
+      if (!stream->stopped()) continue;
+      loop->end(at + 1, EDGESPEC_STOP_TEXT);
+      return;
+    }
+    if (found.finish) text += stream->finish();
   }
 
   // Names all that keys and values depend on.
@@ -261,6 +336,7 @@ struct edgespec_session {
   edgespec_round next() {
     if (!loop) refuse("expected a text that was begun");
     const Round& found = loop->next();
+    if (stream) write(found);
     edgespec_round told{};
     told.finish = found.finish;
     told.tokens = found.tokens.data();
@@ -272,6 +348,11 @@ struct edgespec_session {
     told.accepted = found.accepted;
     told.drafter = found.drafter.c_str();
     told.logprobs = found.logprobs.empty() ? nullptr : found.logprobs.data();
+    told.top_ids = found.top_ids.empty() ? nullptr : found.top_ids.data();
+    told.top_logprobs = found.top_logprobs.empty() ? nullptr : found.top_logprobs.data();
+    told.top_count = static_cast<int32_t>(found.top_ids.size() / std::max<size_t>(found.tokens.size(), 1));
+    told.text = stream ? text.c_str() : nullptr;
+    told.text_size = text.size();
     return told;
   }
 };
@@ -338,7 +419,9 @@ int edgespec_session_open(edgespec_bundle* bundle, const edgespec_session_option
 void edgespec_session_close(edgespec_session* session) { delete session; }
 
 uint64_t edgespec_session_bytes(const edgespec_session* session) {
-  return session ? session->target.bytes() + (session->draft ? session->draft->bytes() : 0) : 0;
+  return session ? session->target.bytes() + (session->draft ? session->draft->bytes() : 0) +
+                       (session->drafter_text ? session->drafter_text->bytes() : 0)
+                 : 0;
 }
 
 int edgespec_session_save(edgespec_session* session, const char* path) {
@@ -371,17 +454,93 @@ int edgespec_next(edgespec_session* session, edgespec_round* round) {
   });
 }
 
+namespace {
+
+void generate(edgespec_session& session, const int64_t* prompt, int64_t count, const edgespec_settings* settings,
+              int (*on_round)(void* user, const edgespec_round* round), void* user) {
+  session.begin(prompt, count, known(settings));
+  while (!session.loop->ended()) {
+    edgespec_round round = session.next();
+    round.size = sizeof round;
+    if (on_round && on_round(user, &round)) throw Failure(EDGESPEC_CANCELLED, "cancelled");
+  }
+}
+
+const Codec& codec_of(const edgespec_bundle* bundle) {
+  if (!bundle) refuse("expected a bundle");
+  if (!bundle->codec) refuse("the bundle has no codec (edgespec_bundle_load_codec)");
+  return *bundle->codec;
+}
+
+// Writes as much of an array as there is room for, and says how much there is.
+template <class T>
+void write(const T& found, typename T::value_type* to, size_t room, size_t* count) {
+  if (!count) refuse("expected where to say how many there are");
+  *count = found.size();
+  if (to) std::copy_n(found.begin(), std::min(room, found.size()), to);
+}
+
+void expect_no_codec(const edgespec_bundle* bundle) {
+  if (!bundle) refuse("expected a bundle");
+  if (bundle->codec || bundle->users != 1) refuse("expected a bundle without a codec and without sessions");
+}
+
+}  // namespace
+
+int edgespec_bundle_set_codec(edgespec_bundle* bundle, const edgespec_codec* codec) {
+  return guarded([&] {
+    expect_no_codec(bundle);
+    bundle->codec = std::make_unique<Codec>(known(codec));
+  });
+}
+
+int edgespec_bundle_load_codec(edgespec_bundle* bundle, const char* path) {
+  return guarded([&] {
+    expect_no_codec(bundle);
+    bundle->codec = Codec::load(bundle->folder, path ? path : "");
+  });
+}
+
+int edgespec_encode(const edgespec_bundle* bundle, const char* text, size_t size, int32_t special, int64_t* ids,
+                    size_t room, size_t* count) {
+  return guarded([&] {
+    if (size && !text) refuse("expected a text");
+    write(codec_of(bundle).encode(std::string(text, text + size), special != 0), ids, room, count);
+  });
+}
+
+int edgespec_decode(const edgespec_bundle* bundle, const int64_t* ids, size_t count, char* text, size_t room,
+                    size_t* size) {
+  return guarded([&] {
+    if (count && !ids) refuse("expected tokens");
+    write(codec_of(bundle).decode(ids, count), text, room, size);
+  });
+}
+
+int edgespec_encode_chat(const edgespec_bundle* bundle, const edgespec_message* messages, int32_t message_count,
+                         const char* more, int64_t* ids, size_t room, size_t* count) {
+  return guarded([&] {
+    const Codec& codec = codec_of(bundle);
+    write(codec.encode_chat(conversation_of(messages, message_count, more)), ids, room, count);
+  });
+}
+
+int edgespec_chat(edgespec_session* session, const edgespec_message* messages, int32_t message_count, const char* more,
+                  const edgespec_settings* settings, int (*on_round)(void* user, const edgespec_round* round),
+                  void* user) {
+  return session_call(session, [&] {
+    const Codec& codec = codec_of(&session->bundle);
+    const std::vector<int64_t> prompt = codec.encode_chat(conversation_of(messages, message_count, more));
+    generate(*session, prompt.data(), int64_t(prompt.size()), settings, on_round, user);
+  });
+}
+
 int edgespec_generate(edgespec_session* session, const int64_t* prompt, int64_t count,
                       const edgespec_settings* settings, int (*on_round)(void* user, const edgespec_round* round),
                       void* user) {
   return session_call(session, [&] {
     check_prompt_array(prompt, count);
-    session->begin(prompt, count, known(settings));
-    while (!session->loop->ended()) {
-      edgespec_round round = session->next();
-      round.size = sizeof round;
-      if (on_round && on_round(user, &round)) throw Failure(EDGESPEC_CANCELLED, "cancelled");
-    }
+    generate(*session, prompt, count, settings, on_round, user);
   });
 }
 

@@ -55,7 +55,8 @@ int64_t Target::follow(const std::vector<int64_t>& other, int64_t count, int64_t
   return same;
 }
 
-void Target::prefill(const std::vector<int64_t>& text, int64_t from, int64_t to, const Reading& reading) {
+void Target::prefill(const std::vector<int64_t>& text, int64_t from, int64_t to, const Reading& reading,
+                     const States& states) {
   if (from >= to) return;
   check_text(*cache_, 0, text.data() + from, to - from);
   rows_.clear();
@@ -63,8 +64,10 @@ void Target::prefill(const std::vector<int64_t>& text, int64_t from, int64_t to,
     reading.check();
     if (reading.progress && reading.progress(at, to)) throw Failure(EDGESPEC_CANCELLED, "cancelled");
     count = std::min<int64_t>(kLongestPass, to - at);
-    exclusive([&] { read_chunk(*cache_, 0, text.data() + at, static_cast<int>(count)); });
+    const edgespec_result found =
+        exclusive([&] { return read_chunk(*cache_, 0, text.data() + at, static_cast<int>(count), bool(states)); });
     tokens_.insert(tokens_.end(), text.begin() + at, text.begin() + at + count);
+    if (states) states(at, found);
   }
   if (reading.progress && reading.progress(to, to)) throw Failure(EDGESPEC_CANCELLED, "cancelled");
 }
@@ -78,6 +81,27 @@ edgespec_result Target::run(const TextRows& rows) {
   const edgespec_result found = exclusive([&] { return run_rows(*cache_, 0, rows); });
   if (!rows.draft) rows_.assign(rows.tokens, rows.tokens + rows.count);
   return found;
+}
+
+edgespec_result Target::embed(const int64_t* tokens, int32_t count) {
+  return exclusive([&] { return edgespec::embed(*cache_, tokens, count); });
+}
+
+void Target::keep_all() {
+  std::vector<int32_t> rows(rows_.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
+  keep(rows.data(), static_cast<int32_t>(rows.size()));
+}
+
+void Target::crop(int64_t length) {
+  Text& text = cache_->slots[0].text;
+  text.forget_rows();
+  rows_.clear();
+  tokens_.resize(size_t(text.crop(std::min(length, int64_t(tokens_.size())))));
+}
+
+edgespec_result Target::run_heads(int32_t group, const float* hidden, int32_t top) {
+  return exclusive([&] { return edgespec::run_heads(*cache_, group, hidden, 1, top); });
 }
 
 void Target::keep(const int32_t* rows, int32_t count) {

@@ -30,7 +30,10 @@ class Target {
   // Bytes of an empty cache, and of each kKvBlock tokens in it.
   static std::pair<uint64_t, uint64_t> sizes(edgespec_model& model, int32_t attention);
 
-  int64_t vocab() const { return cache_->model.program.vocab; }  // columns of its logits
+  int64_t vocab() const { return cache_->model.program.vocab; }    // columns of its logits
+  int32_t hidden() const { return cache_->model.program.hidden; }  // columns of its hidden states
+  int32_t given() const { return cache_->model.program.given; }    // columns of rows to begin with instead of tokens
+  int64_t length() const { return int64_t(tokens_.size()); }
   int64_t context() const { return context_; }
   const Gates& gates() const { return cache_->model.gates; }
   const std::vector<int64_t>& tokens() const { return tokens_; }                   // whose keys and values are there
@@ -42,13 +45,23 @@ class Target {
   int64_t follow(const std::vector<int64_t>& other, int64_t count, int64_t same = 0);
   // Appends tokens `from` to `to` of a text by pieces, without the LM head.  Throws Failure: it was cancelled, and the
   // text has some of them.
-  void prefill(const std::vector<int64_t>& text, int64_t from, int64_t to, const Reading& reading);
+  // states: takes the auxiliary hidden states of each piece, which begins at a token; may be empty.
+  using States = std::function<void(int64_t first, const edgespec_result& found)>;
+  void prefill(const std::vector<int64_t>& text, int64_t from, int64_t to, const Reading& reading,
+               const States& states = {});
   // Keeps the states of the text, so that it can be cropped to where it is now.
   void checkpoint();
   // Runs rows after the text.  The result is valid until the next pass over this text.
   edgespec_result run(const TextRows& rows);
+  // Looks tokens up -> their embeddings, as hidden states.
+  edgespec_result embed(const int64_t* tokens, int32_t count);
+  // Runs a group of heads over a row of hidden states [hidden] -> [heads of the group, top] best tokens.
+  edgespec_result run_heads(int32_t group, const float* hidden, int32_t top);
   // Commits rows of the last pass, a path.
   void keep(const int32_t* rows, int32_t count);
+  void keep_all();
+  // Forgets what is after the first `length` tokens.
+  void crop(int64_t length);
 
   // Writes the text with its keys and values.  key: names all that they depend on.  Throws std::invalid_argument.
   void save(const std::string& path, const std::string& key);

@@ -184,12 +184,31 @@ edgespec_result run_rows(edgespec_cache& cache, int32_t slot, const TextRows& wa
   const std::vector<Run> parts{{slot, {p.plan.data(), p.rows, 0, p.rows, wanted.offset, how}}};
   if (wanted.parents) std::copy_n(wanted.parents, n, parts[0].rows.line(kParents));
   cache.at(slot).text.plan(parts[0].rows, slot);
-  for (int i = wanted.last ? p.rows - 1 : 0; i < p.rows; ++i) p.heads.push_back(i);
+  for (int i = wanted.last ? p.rows - 1 : 0; i < p.rows && !wanted.unscored; ++i) p.heads.push_back(i);
   const Gates& at = cache.model.gates;
   p.gates = at.whole();
   if (wanted.gates) std::copy_n(wanted.gates, size_t(at.count), p.gates.get());
+  if (wanted.inputs && !wanted.fused) std::swap(p.gates[at.embed], p.gates[at.load]);
+  if (wanted.unscored) p.gates[at.lm] = false;
+  if (wanted.hidden || wanted.auxiliary) p.gates[at.hidden] = true;
+  if (wanted.auxiliary && at.auxiliary >= 0) p.gates[at.auxiliary] = true;
   p.columns = wanted.columns;
-  return launch_text(cache, p, parts, nullptr, wanted.top, 0);
+  return launch_text(cache, p, parts, wanted.inputs, wanted.top, 0);
+}
+
+edgespec_result run_heads(edgespec_cache& cache, int32_t group, const float* hidden, int32_t rows, int32_t top) {
+  const Gates& at = cache.model.gates;
+  if (group < 0 || group >= at.groups)
+    refuse("group " + std::to_string(group) + " of heads: the model has " + std::to_string(at.groups));
+  Planned p;
+  p.rows = rows;
+  p.plan.assign(6 * size_t(rows), 0);
+  std::fill_n(p.plan.begin() + 4 * rows, rows, -1);
+  for (int32_t i = 0; i < rows; ++i) p.heads.push_back(i);
+  p.gates = std::make_unique<bool[]>(size_t(at.count));
+  p.gates[at.load] = p.gates[at.first_group + group] = true;
+  std::fill(p.gates.get() + at.plane, p.gates.get() + at.count, true);
+  return launch(cache, p, hidden, top);
 }
 
 void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int64_t count) {
@@ -204,7 +223,20 @@ void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int6
               {tokens, count, last, last});
 }
 
-void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count) {
+edgespec_result embed(edgespec_cache& cache, const int64_t* tokens, int32_t count) {
+  const Gates& at = cache.model.gates;
+  Planned p;
+  p.rows = count;
+  p.plan.assign(6 * size_t(count), 0);
+  std::copy_n(tokens, count, p.plan.begin());
+  std::fill_n(p.plan.begin() + 4 * count, count, -1);
+  p.gates = std::make_unique<bool[]>(size_t(at.count));
+  p.gates[at.embed] = p.gates[at.hidden] = true;
+  std::fill(p.gates.get() + at.plane, p.gates.get() + at.count, true);
+  return launch(cache, p, nullptr, 0);
+}
+
+edgespec_result read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count, bool auxiliary) {
   const std::vector<int32_t> slots(size_t(count), slot);
   edgespec_request r{};
   r.rows = count;
@@ -212,9 +244,11 @@ void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int 
   r.slots = slots.data();
   Planned p;
   const std::vector<Run> parts = plan_rows(cache, r, p, kRead);
+  if (auxiliary) r.hidden = EDGESPEC_AUXILIARY;
   p.gates = gates_of(cache.model, r);
-  launch_text(cache, p, parts, nullptr, 0, count);
+  const edgespec_result found = launch_text(cache, p, parts, nullptr, 0, count);
   cache.slots[slot].text.keep(nullptr, count);
+  return found;
 }
 
 void settle(edgespec_cache& cache, int32_t slot) {

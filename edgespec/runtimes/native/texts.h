@@ -169,14 +169,26 @@ struct TextRows {
   int columns = 0;                   // of the LM head, the first ones; 0: all
   bool last = false;                 // only the last row reaches the LM head
   int top = 0;                       // 0: all logits
+  bool hidden = false;               // gives hidden states of all rows
+  bool auxiliary = false;            // and auxiliary ones, in the columns after them
+  bool unscored = false;             // no row reaches the LM head
+  const float* inputs = nullptr;     // [count, given] to begin with instead of tokens
+  bool fused = false;                // inputs: before what fuses them to rows of layers
 };
 edgespec_result run_rows(edgespec_cache& cache, int32_t slot, const TextRows& wanted);
+
+// Runs a group of heads over rows of hidden states [rows, hidden].
+edgespec_result run_heads(edgespec_cache& cache, int32_t group, const float* hidden, int32_t rows, int32_t top);
 
 // Refuses a text that some pass of its reading would refuse, before the first of them writes.
 void check_text(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int64_t count);
 
 // Appends tokens to a slot's text, without the LM head.
-void read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count);
+edgespec_result read_chunk(edgespec_cache& cache, int32_t slot, const int64_t* tokens, int count,
+                           bool auxiliary = false);
+
+// Looks tokens up -> their embeddings, as hidden states.
+edgespec_result embed(edgespec_cache& cache, const int64_t* tokens, int32_t count);
 
 // Does what `keep` left to the next pass.
 void settle(edgespec_cache& cache, int32_t slot);

@@ -1,6 +1,6 @@
 /* Text to tokens and back from C, and from any language that can call C: Hugging Face's tokenizers, by the
- * tokenizer.json of a bundle.  This library (edgespec/runtimes/tokenizer, a Rust crate) is separate from that of
- * passes (edgespec.h).
+ * tokenizer.json of a bundle, and its chat template by minijinja.  This library (edgespec/runtimes/tokenizer, a Rust
+ * crate) is separate from that of passes (edgespec.h), which loads it where edgespec_bundle_load_codec asks for it.
  *
  * Functions that can fail return 0, or 1 and `edgespec_tokenizer_error` returns the reason; no panic leaves the
  * library, and nothing is written to stdout or stderr.  A tokenizer may be used by several threads at once, a stream
@@ -24,6 +24,8 @@ const char* edgespec_tokenizer_error(void); /* why the last call of this thread 
  * out. */
 int edgespec_tokenizer_open(const char* file, edgespec_tokenizer** tokenizer);
 int edgespec_tokenizer_parse(const char* json, size_t size, edgespec_tokenizer** tokenizer);
+/* The same with the chat templates of the folder. */
+int edgespec_tokenizer_open_folder(const char* folder, edgespec_tokenizer** tokenizer);
 void edgespec_tokenizer_close(edgespec_tokenizer* tokenizer); /* after its streams; null is fine */
 /* Tokens, those that were added included. */
 size_t edgespec_tokenizer_size(const edgespec_tokenizer* tokenizer);
@@ -32,6 +34,11 @@ size_t edgespec_tokenizer_size(const edgespec_tokenizer* tokenizer);
  * special: with what the tokenizer puts around a text (BOS). */
 int edgespec_tokenizer_encode(const edgespec_tokenizer* tokenizer, const char* text, size_t size, int32_t special,
                               int64_t* ids, size_t room, size_t* count);
+/* The ids of a conversation by the model's chat template, ready for the answer.  Special tokens in messages are text.
+ * conversation: JSON, a list of messages, {"role": ..., "content": ...}, or an object with `messages` and perhaps
+ * `tools` (JSON schemas), `options` (variables of the template) and `generation_prompt` (false: without it). */
+int edgespec_tokenizer_encode_chat(const edgespec_tokenizer* tokenizer, const char* conversation, size_t size,
+                                   int64_t* ids, size_t room, size_t* count);
 /* Writes at most `room` bytes of the text of ids, without a zero at its end; size: how many there are.  Special tokens
  * are left out, and bytes outside of characters are U+FFFD, as in Python. */
 int edgespec_tokenizer_decode(const edgespec_tokenizer* tokenizer, const int64_t* ids, size_t count, char* text,

@@ -22,6 +22,7 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import SkipSet
+from edgespec.drafters.heads import Blockwise, Medusa
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.ngram_stores import NGramStore, build_store
 from edgespec.drafters.plain import Plain
@@ -33,6 +34,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.known import known_rates
 from edgespec.engine.methods import LEAST_GAMMA
 from edgespec.formulas.cost import CostModel
+from edgespec.formulas.tree import grow
 from edgespec.runtimes.files.bundle import Bundle as BundleFolder
 from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA, Manifest
 from edgespec.runtimes.opening import open_slot
@@ -70,7 +72,10 @@ from tests.support.selftest import (
 
 pytestmark = pytest.mark.usefixtures("native")
 FORMS = "int4", "int8"
-METHODS = "plain", "ngram", "speculative", "self-spec", "ngram,self-spec", "self-spec,speculative"
+METHODS = ("plain", "ngram", "speculative", "self-spec", "ngram,self-spec", "self-spec,speculative", "medusa",
+           "blockwise", "ngram,medusa")  # fmt: skip
+MEASURED = METHODS[1:6]  # whose control is compared
+NODES = 12  # of a tree of medusa
 TREES: tuple[tuple[int, ...], ...] = ((2,), (3, 2), (2, 2, 1))
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(0.9, seed=5, acceptance="coupled")
@@ -101,6 +106,7 @@ class Both:
     session: Session
     manifest: Manifest
     store: NGramStore | None = None
+    cycles: int = 0  # of blockwise
 
     def drafter(self, method: str, branch: tuple[int, ...] = ()) -> Drafter:
         target = self.target
@@ -112,6 +118,11 @@ class Both:
             part = self.manifest.methods["self-spec"]
             assert part.skip is not None
             return SelfSpec(target, skip_set(part.skip), known_confidence(part))
+        if method == "medusa":
+            return Medusa(target, method, [path for path, _ in grow(self.manifest.methods[method].ranks, NODES)])
+        if method == "blockwise":
+            (count,) = (group.count for group in self.manifest.target.heads if group.name == method)
+            return Blockwise(target, method, count, self.cycles)
         return Plain()
 
     def python(self, prompt: Sequence[int], params: SamplingParams, method: str, guesses: int, tokens: int,
@@ -124,7 +135,7 @@ class Both:
 
     def c(self, prompt: Sequence[int], params: SamplingParams, method: str, guesses: int, tokens: int,
           stops: Sequence[int] = (), branch: tuple[int, ...] = ()) -> list[RoundFound]:  # fmt: skip
-        wanted = settings_of(params, method, tokens, guesses, stops, branch=branch)
+        wanted = settings_of(params, method, tokens, guesses, stops, branch=branch, nodes=NODES, cycles=self.cycles)
         return self.session.rounds(prompt, wanted)
 
     def compare(self, *case: Any, **more: Any) -> list[RoundFound]:
@@ -186,6 +197,16 @@ def test_hostile_settings(both: Callable[[str], Both], params: SamplingParams) -
                 found.compare(prompt, wanted, method, 5, 16)
 
 
+@pytest.mark.parametrize("cycles", [1, 3])
+def test_blocks_that_are_refined(both: Callable[[str], Both], cycles: int) -> None:
+    found, accepted = replace(both("int4"), cycles=cycles), 0
+    for prompt, rng in random_texts(6, cycles, found.target.vocab_size):
+        for params in (GREEDY, SAMPLED):
+            case = prompt, params, "blockwise", int(rng.integers(1, 9)), 24
+            accepted += sum(one.accepted for one in found.compare(*case))
+    assert accepted
+
+
 @pytest.mark.parametrize("branch", TREES)
 def test_trees_of_guesses(both: Callable[[str], Both], branch: tuple[int, ...]) -> None:
     found, accepted = both("int4"), 0
@@ -239,7 +260,7 @@ def with_costs(folder: Path, made: Path, rng: np.random.Generator) -> dict[str, 
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("method", METHODS[1:])
+@pytest.mark.parametrize("method", MEASURED)
 def test_control_of_a_seeded_text(both: Callable[[str], Both], form: str, method: str, tmp_path: Path) -> None:
     """A seed decides a text that is sampled by rejection: nothing depends on the clock, so the rounds are the same."""
     found, lengths, rng = both(form), set[int](), np.random.default_rng(len(method))
@@ -598,13 +619,17 @@ def test_log_probabilities(both: Callable[[str], Both]) -> None:
     found = both("int4")
     for prompt, _ in random_texts(2, 37, found.target.vocab_size):
         for params in (GREEDY, replace(SAMPLED, logit_bias={4: 2.0})):
-            options = DecodeOptions(16, 4, sampling=replace(params, prompt=len(prompt)), logprobs=True)
+            options = DecodeOptions(16, 4, sampling=replace(params, prompt=len(prompt)), logprobs=True, top_logprobs=5)
             found.target.follow([])
             theirs = list(decode(found.target, found.drafter("speculative"), prompt, options))
-            ours = found.session.rounds(prompt, settings_of(params, "speculative", 16, 4, logprobs=1))
+            ours = found.session.rounds(prompt, settings_of(params, "speculative", 16, 4, logprobs=1, top_logprobs=5))
             for one, other in zip(ours, theirs, strict=True):
                 assert one.tokens == other.tokens
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-6)
+                assert one.top is not None
+                for likely, expected in zip(one.top, other.top_logprobs, strict=True):
+                    assert [token for token, _ in likely] == [token for token, _ in expected]
+                    assert [value for _, value in likely] == pytest.approx([value for _, value in expected], abs=1e-6)
 
 
 def test_what_does_not_fit_is_refused(both: Callable[[str], Both], tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,7 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.stream import StreamDecoder
 from tests.conftest import PROMPTS
 from tests.support import arm64, golden, hf
+from tests.support.chats import FOLDER
 from tests.support.clang import Windows
 from tests.support.jvm import classpath, environment, need_maven
 from tests.support.rust_tokenizer import ARM, CRATE, LINKERS, LINUX, SYSTEM, WINDOWS, CTokenizer, build
@@ -25,6 +29,9 @@ from tests.support.selftest import NATIVE, TESTS
 pytestmark = pytest.mark.nightly
 EXAMPLE = NATIVE.parents[1] / "examples" / "c" / "greedy.c"
 NEW = 40
+REFERENCE = json.loads((FOLDER / "reference.json").read_text("utf-8"))["templates"]
+CONVERSATIONS = json.loads((FOLDER / "conversations.json").read_text("utf-8"))
+TEMPLATES = sorted(file.stem for file in FOLDER.glob("*.jinja"))
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +90,130 @@ def is_refused(library: Path, json: bytes) -> bool:
     except ValueError as error:
         return bool(str(error))
     return False
+
+
+@pytest.fixture
+def folder_of(tmp_path: Path) -> Callable[[str], Path]:
+    """Make a model's folder with a template."""
+
+    def get(template: str) -> Path:
+        folder = tmp_path / template
+        folder.mkdir()
+        shutil.copyfile(FOLDER / "tokenizer.json", folder / "tokenizer.json")
+        shutil.copyfile(FOLDER / f"{template}.jinja", folder / "chat_template.jinja")
+        names = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(names), "utf-8")
+        return folder
+
+    return get
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_conversations_as_in_transformers(library: Path, folder_of: Callable[[str], Path], template: str) -> None:
+    ours, compared = CTokenizer(library, folder_of(template)), 0
+    for name, chat in CONVERSATIONS.items():
+        if chat.get("continue_final"):  # only Python continues a message
+            continue
+        expected = REFERENCE[template][name]
+        if "error" in expected:
+            with pytest.raises(ValueError, match=re.escape(expected["error"]) or "."):
+                ours.chat(chat)
+            continue
+        assert ours.chat(chat) == expected["ids"], name
+        compared += 1
+    assert compared > 3
+
+
+@pytest.mark.parametrize("template", ["qwen25", "llama31", "gemma"])
+def test_special_tokens_in_messages_are_text(library: Path, folder_of: Callable[[str], Path], template: str) -> None:
+    folder, drawn = folder_of(template), random.Random(len(template))
+    codec, ours, compared = TextCodec(folder), CTokenizer(library, folder), 0
+    words = [*codec.control.words, "<|im_", "hello", " ", "\n", "<", "|>", "\ue000", "\\ue001", '"', "<think>"]
+    for _ in range(150):
+        messages = [
+            {"role": role, "content": "".join(drawn.choices(words, k=drawn.randrange(1, 6)))}
+            for role in ("user", "assistant", "user")
+        ]
+        assert ours.chat(messages) == codec.chat(messages), messages
+        compared += any(word in one["content"] for one in messages for word in codec.control.words)
+    assert compared > 50
+
+
+@pytest.mark.parametrize(
+    "template, expected",
+    [
+        ("{%- for m in messages %}\n    {%- if loop.last %}{%- break %}{%- endif %}{{ m.role }}{%- endfor %}", "user"),
+        ("{% if true %}\n  a\n{% endif %}b\n", "  a\nb"),
+        ("{{ tools | tojson }}{{ tools | tojson(indent=1) }}", '[{"n": "\u00e9", "x": [1, 1.0, null, true, {}]}][\n {\n'
+         '  "n": "\u00e9",\n  "x": [\n   1,\n   1.0,\n   null,\n   true,\n   {}\n  ]\n }\n]'),
+        ("{{ none }}{{ tools }}", "None[{'n': '\u00e9', 'x': [1, 1.0, None, True, {}]}]"),
+        ("{% set ns = namespace(n=1) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}", "2"),
+        ("{% generation %}\na{% endgeneration %}{{ missing is defined }}{{ missing }}", "aFalse"),
+        ("{{ messages[0]['content'].split(' ') | last }}{{ messages[0].content[:3].upper() }}", "long?HOW"),
+        ("{{ 'a' is iterable and {} is sequence and 1 is not iterable }}", "True"),
+    ],
+)  # fmt: skip
+def test_what_templates_write(library: Path, tmp_path: Path, template: str, expected: str) -> None:
+    hf.make_tokenizer(400, True).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    tools = [{"n": "\u00e9", "x": [1, 1.0, None, True, {}]}]
+    messages = [{"role": "user", "content": "how long?"}, {"role": "assistant", "content": "long"}]
+    codec, ours = TextCodec(tmp_path), CTokenizer(library, tmp_path)
+    assert codec.write_chat(messages, tools) == expected
+    assert ours.chat({"messages": messages, "tools": tools}) == codec.chat(messages, tools)
+
+
+@pytest.mark.parametrize(
+    "conversation, why",
+    [
+        ([], "at least one message"),
+        ({}, "list of messages"),
+        ([1], "a JSON object"),
+        ({"messages": [{}], "tools": 1}, "tools as a list"),
+        ({"messages": [{}], "options": {"messages": 1}}, "no option of a template"),
+        ({"messages": [{}], "other": 1}, "other: expected"),
+        ([{"role": "user", "content": "loop"}], "refuses these messages"),
+    ],
+)
+def test_conversations_that_are_refused(library: Path, tmp_path: Path, conversation: Any, why: str) -> None:
+    hf.make_tokenizer(300, True).save(str(tmp_path / "tokenizer.json"))
+    endless = "{% for a in range(90000) %}" * 3 + "{% endfor %}" * 3
+    (tmp_path / "chat_template.jinja").write_text(endless, "utf-8")
+    with pytest.raises(ValueError, match=why):
+        CTokenizer(library, tmp_path).chat(conversation)
+
+
+@pytest.mark.usefixtures("native")
+def test_a_program_chats(engines: Callable[..., Engine], tmp_path: Path, library: Path) -> None:
+    engine, native = engines("native"), native_library().path
+    assert native is not None
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    for file in engine.bundle.path.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "chat_template.jinja").write_text(hf.CHAT_TEMPLATE, "utf-8")
+    codec, lines = TextCodec(folder), ['Who\'s "there"?', "My lord,"]
+    flags = [
+        "-std=c11",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pedantic",
+        f"-I{NATIVE}",
+        f"-Wl,-rpath,{native.parent}",
+    ]
+    program = tmp_path / "chat"
+    subprocess.run(["gcc", *flags, str(EXAMPLE.parent / "chat.c"), str(native), "-o", str(program)], check=True)
+    done = subprocess.run([str(program), str(folder), str(library)], input="\n".join(lines), capture_output=True,
+                          text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said, expected = list[dict[str, Any]](), ""
+    for line in lines:
+        said.append({"role": "user", "content": line})
+        said.append({"role": "assistant", "content": engine.generate(codec.chat(said), method="ar").text})
+        expected += said[-1]["content"] + "\n"
+    assert done.stdout == expected
 
 
 def test_kotlin_takes_it_in_the_place_of_djls(library: Path, tmp_path: Path) -> None:

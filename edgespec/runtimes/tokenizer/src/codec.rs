@@ -1,7 +1,12 @@
 //! Tokens to text as `edgespec/runtimes/text` writes it: all tokens at once, or as they come.
 
+use std::path::Path;
+
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::{Decoder, Tokenizer};
+
+use crate::chat::{Conversation, Templates};
+use crate::control::Control;
 
 pub type Result<T> = std::result::Result<T, String>;
 
@@ -11,6 +16,7 @@ const HALF: usize = 3; // maximum bytes of an incomplete character, each perhaps
 
 pub struct Codec {
     tokenizer: Tokenizer,
+    chat: Option<(Templates, Control)>, // of a folder
 }
 
 impl Codec {
@@ -18,7 +24,29 @@ impl Codec {
         let mut tokenizer = Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
-        Ok(Self { tokenizer })
+        Ok(Self { tokenizer, chat: None })
+    }
+
+    /// Open the tokenizer of a folder, and its chat templates.
+    pub fn open_folder(folder: &Path) -> Result<Self> {
+        let file = folder.join("tokenizer.json");
+        let mut made = Self::open(&std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))?)?;
+        let templates = Templates::of(folder)?;
+        let control = Control::of(&made.tokenizer, templates.texts.values());
+        made.chat = Some((templates, control));
+        Ok(made)
+    }
+
+    /// The ids of a conversation in JSON, ready for the answer; special tokens in messages are text.
+    pub fn encode_chat(&self, json: &[u8]) -> Result<Vec<u32>> {
+        let (templates, control) = self.chat.as_ref().ok_or("opened without its folder, where chat templates are")?;
+        let mut conversation = Conversation::read(json)?;
+        let mark = control.hide(&mut conversation)?;
+        let mut text = templates.render(conversation)?;
+        if let Some(mark) = mark {
+            text = text.replace(&format!("\\u{:04x}", mark as u32), &mark.to_string());
+        }
+        control.encode(&self.tokenizer, &text, mark)
     }
 
     pub fn size(&self) -> usize {

@@ -1,12 +1,17 @@
-//! Hugging Face's tokenizers with a C interface, which `edgespec_tokenizer.h` describes, and JNI.
+//! Hugging Face's tokenizers and minijinja with a C interface, which `edgespec_tokenizer.h` describes, and JNI.
 
+mod chat;
 mod codec;
+mod control;
 mod jni;
+mod own;
+mod python;
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{c_char, CStr, CString};
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
 use std::slice::from_raw_parts;
 
 use codec::{Codec, Result, Stream};
@@ -64,6 +69,10 @@ unsafe fn ids(data: *const i64, count: usize) -> Result<Vec<u32>> {
     given(data, count).iter().map(|id| id_of(*id)).collect()
 }
 
+fn wide(ids: Vec<u32>) -> Vec<i64> {
+    ids.into_iter().map(i64::from).collect()
+}
+
 fn id_of(id: i64) -> Result<u32> {
     u32::try_from(id).map_err(|_| format!("token {id}: expected 0 to 4294967295"))
 }
@@ -73,8 +82,19 @@ unsafe fn codec_of<'a>(tokenizer: *const Codec) -> Result<&'a Codec> {
 }
 
 fn open(json: &[u8]) -> Result<*mut Codec> {
+    boxed(|| Codec::open(json))
+}
+
+fn boxed(opened: impl FnOnce() -> Result<Codec>) -> Result<*mut Codec> {
     std::panic::set_hook(Box::new(|_| {})); // what a panic says becomes an error
-    Ok(Box::into_raw(Box::new(Codec::open(json).map_err(|said| format!("not a readable tokenizer: {said}"))?)))
+    Ok(Box::into_raw(Box::new(opened().map_err(|said| format!("not a readable tokenizer: {said}"))?)))
+}
+
+unsafe fn path_of<'a>(path: *const c_char) -> Result<&'a str> {
+    if path.is_null() {
+        return Err("expected a path".into());
+    }
+    text_of(CStr::from_ptr(path).to_bytes())
 }
 
 fn text_of(bytes: &[u8]) -> Result<&str> {
@@ -87,10 +107,10 @@ pub extern "C" fn edgespec_tokenizer_error() -> *const c_char {
 }
 
 /// Open a tokenizer and put it where the caller wants it.
-unsafe fn placed(tokenizer: *mut *mut Codec, json: impl FnOnce() -> Result<Vec<u8>>) -> i32 {
+unsafe fn placed(tokenizer: *mut *mut Codec, opened: impl FnOnce() -> Result<*mut Codec>) -> i32 {
     status(|| {
         let place = tokenizer.as_mut().ok_or("expected where to put the tokenizer")?;
-        *place = open(&json()?)?;
+        *place = opened()?;
         Ok(())
     })
 }
@@ -98,14 +118,22 @@ unsafe fn placed(tokenizer: *mut *mut Codec, json: impl FnOnce() -> Result<Vec<u
 #[no_mangle]
 pub unsafe extern "C" fn edgespec_tokenizer_open(file: *const c_char, tokenizer: *mut *mut Codec) -> i32 {
     placed(tokenizer, || {
-        let name = if file.is_null() { Err("expected a path")? } else { text_of(CStr::from_ptr(file).to_bytes())? };
-        std::fs::read(name).map_err(|error| format!("{name}: {error}"))
+        let name = path_of(file)?;
+        open(&std::fs::read(name).map_err(|error| format!("{name}: {error}"))?)
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn edgespec_tokenizer_open_folder(folder: *const c_char, tokenizer: *mut *mut Codec) -> i32 {
+    placed(tokenizer, || {
+        let name = path_of(folder)?;
+        boxed(|| Codec::open_folder(Path::new(name)))
     })
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn edgespec_tokenizer_parse(json: *const u8, size: usize, tokenizer: *mut *mut Codec) -> i32 {
-    placed(tokenizer, || Ok(given(json, size).to_vec()))
+    placed(tokenizer, || open(given(json, size)))
 }
 
 #[no_mangle]
@@ -132,9 +160,20 @@ pub unsafe extern "C" fn edgespec_tokenizer_encode(
 ) -> i32 {
     status(|| {
         let found = codec_of(tokenizer)?.encode(text_of(given(text, size))?, special != 0)?;
-        let found: Vec<i64> = found.into_iter().map(i64::from).collect();
-        written(&found, ids, room, count)
+        written(&wide(found), ids, room, count)
     })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn edgespec_tokenizer_encode_chat(
+    tokenizer: *const Codec,
+    conversation: *const u8,
+    size: usize,
+    ids: *mut i64,
+    room: usize,
+    count: *mut usize,
+) -> i32 {
+    status(|| written(&wide(codec_of(tokenizer)?.encode_chat(given(conversation, size))?), ids, room, count))
 }
 
 #[no_mangle]
