@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,18 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = f"edgespec/runtimes/native/{NAME}"
 HEADER = "edgespec/runtimes/native/edgespec.h"
 COMMAND = "optimum/commands/register/register_edgespec.py"
+FOUND = {f"edgespec/runtimes/native/{name}" for name in (
+    "cmake/edgespec-config.cmake", "cmake/edgespec-config-version.cmake", "pkgconfig/edgespec.pc")}  # fmt: skip
+EXAMPLE = ROOT / "examples" / "c" / "generate.c"
+PROJECT = """\
+cmake_minimum_required(VERSION 3.18)
+project(user C CXX)
+find_package(edgespec {version} CONFIG REQUIRED)
+foreach(kind {kinds})
+  add_executable(${{kind}} {example})
+  target_link_libraries(${{kind}} PRIVATE edgespec::${{kind}})
+endforeach()
+"""
 BIN = "Scripts" if sys.platform == "win32" else "bin"
 
 # that all instruction sets compile is seen elsewhere: here the library must be in the wheel, and run
@@ -153,8 +166,51 @@ def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_
     assert sources == [HEADER]
     assert {name.split("/")[0].split("-")[0] for name in names} == {"edgespec", "optimum"}
     assert [name for name in names if name.startswith("optimum/")] == [COMMAND]  # a namespace: no __init__.py
-    found = operators(installed(wheel, tmp_path / "env"), tmp_path / "bundle", EDGESPEC_ISA="scalar")
+    assert names >= FOUND
+    environment = installed(wheel, tmp_path / "env")
+    found = operators(environment, tmp_path / "bundle", EDGESPEC_ISA="scalar")
     assert (found["active"], found["layout"]) == ("native", "native")
+    paths = json.loads(call(environment / "edgespec", "paths", "--json", PATH=str(environment), PYTHONPATH=None))
+    assert (Path(paths["include"]) / "edgespec.h").is_file()
+    assert Path(paths["library"]).name == NAME
+    check_programs(
+        tmp_path / "user", Path(paths["cmake"]), Path(paths["pkgconfig"]), tmp_path / "bundle", ("edgespec",)
+    )
+
+
+def check_programs(folder: Path, package: Path, pkgconfig: Path, bundle: Path, kinds: tuple[str, ...]) -> None:
+    """Build a program in C by the CMake package and by pkg-config, and generate with each."""
+    need("cmake", "ninja", "pkg-config", "cc", "to build a program in C")
+    folder.mkdir()
+    text = PROJECT.format(version="0.1", kinds=" ".join(kinds), example=EXAMPLE)
+    (folder / "CMakeLists.txt").write_text(text, "utf-8")
+    call("cmake", "-G", "Ninja", "-S", folder, "-B", folder / "build", f"-Dedgespec_DIR={package}")
+    call("cmake", "--build", folder / "build")
+    flags = shlex.split(call("pkg-config", "--cflags", "--libs", "edgespec", PKG_CONFIG_PATH=str(pkgconfig)))
+    (where,) = shlex.split(call("pkg-config", "--variable=libdir", "edgespec", PKG_CONFIG_PATH=str(pkgconfig)))
+    call("cc", EXAMPLE, "-o", folder / "by-pkg-config", *flags, f"-Wl,-rpath,{where}")
+    texts = {call(program, bundle, 8, 1, 2, 3, EDGESPEC_ISA="scalar")
+             for program in (*(folder / "build" / kind for kind in kinds), folder / "by-pkg-config")}  # fmt: skip
+    (text,) = texts
+    assert len(text.split()) == 8
+
+
+def test_an_archive_for_programs_in_c_may_be_moved(tmp_path: Path) -> None:
+    need("cmake", "ninja", "to build the archive")
+    build, made = tmp_path / "build", tmp_path / "made"
+    call("cmake", "-G", "Ninja", "-S", ROOT, "-B", build, "-DEDGESPEC_SDK=ON", *QUICK.split(),
+         f"-DCMAKE_INSTALL_PREFIX={made}")  # fmt: skip
+    call("cmake", "--build", build, "--target", "install", "--parallel", "2")
+    elsewhere = made.rename(tmp_path / "else where")
+    assert {str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*") if path.is_file()} == {
+        "include/edgespec.h", f"lib/{NAME}", "lib/libedgespec_static.a", "lib/pkgconfig/edgespec.pc",
+        "lib/cmake/edgespec/edgespec-config.cmake", "lib/cmake/edgespec/edgespec-config-version.cmake",
+    }  # fmt: skip
+    shutil.rmtree(build)
+    bundle = tmp_path / "bundle"
+    call("edgespec", "export", "builtin:shakespeare", "-o", bundle, "--quantizer", "rtn", "--threads", 1)
+    lib = elsewhere / "lib"
+    check_programs(tmp_path / "user", lib / "cmake" / "edgespec", lib / "pkgconfig", bundle, ("edgespec", "static"))
 
 
 @pytest.mark.parametrize("tag", CROSS)
@@ -171,7 +227,7 @@ def test_wheels_for_other_systems(builder: Path, sdist: Path, tmp_path: Path, ta
         assert f"Tag: py3-none-{tag}" in archive.read(about).decode().splitlines()
         native = {name for name in archive.namelist() if name.startswith("edgespec/runtimes/native/")}
         path = f"edgespec/runtimes/native/{library}"
-        assert native == {path, HEADER}
+        assert native - {"edgespec/runtimes/native/edgespec.dll.a"} == {path, HEADER, *FOUND}
         data = archive.read(path)
     assert data.startswith(begins)
     if tag == "win_amd64":  # PE: no library of a compiler need be there

@@ -38,6 +38,7 @@ COMMANDS = {
     "serve": "Serve a bundle: a page, and the APIs of OpenAI and Anthropic.",
     "info": "Show the parts of a bundle.",
     "devices": "Show on which devices bundles can run here.",
+    "paths": "Show where programs in C find edgespec.",
     "ngram": "Build, show and remove n-gram stores.",
     "cache": "Show, clear and limit what is kept between runs.",
 }

@@ -212,6 +212,7 @@ REFUSED: dict[str, tuple[str, ...] | None] = {
     "ngram build": (MISSING, "--tokenizer", TARGET, "-o", "out"),
     "ngram clear": (MISSING,),
     "ngram info": (MISSING,),
+    "paths": None,
     "plan": (NONE,),
     "pull": (NONE,),
     "rm": (MISSING,),

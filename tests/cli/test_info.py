@@ -19,6 +19,7 @@ from edgespec.export.source.source import resolve
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.devices.webgpu import DEVICES, DeviceState
 from edgespec.runtimes.files.manifest import Manifest, Operators
+from edgespec.runtimes.ort.native_library import native_library
 from tests.cli.conftest import Command, export
 from tests.conftest import DRAFT, OPERATORS, TARGET
 
@@ -156,6 +157,22 @@ def test_refusals(command: Command, own: Path) -> None:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(tmp_path_factory.mktemp("device") / "bundle", TARGET, "--device", "webgpu", "--format", "fp32")
+
+
+@pytest.mark.usefixtures("native")
+def test_paths_for_programs_in_c(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = command("paths", "--json").json
+    assert (Path(found["include"]) / "edgespec.h").is_file()
+    assert Path(found["library"]).is_file()
+    assert (Path(found["cmake"]) / "edgespec-config.cmake").is_file()
+    assert (Path(found["pkgconfig"]) / "edgespec.pc").is_file()
+    assert found["library"] in command("paths").out
+    monkeypatch.setenv("EDGESPEC_NATIVE", "0")
+    native_library.cache_clear()
+    refused = command("paths")
+    native_library.cache_clear()
+    assert refused.code == 1
+    assert "EDGESPEC_NATIVE=0" in refused.err
 
 
 def test_devices_are_listed(command: Command) -> None:

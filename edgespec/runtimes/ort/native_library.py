@@ -55,6 +55,29 @@ def native_library() -> NativeLibrary:
     return NativeLibrary(path, isa, f"native operators, {isa} kernels{note}", _version(library))
 
 
+def c_paths() -> dict[str, Path]:
+    """Find what programs in C need of this installation.
+
+    Returns:
+        ``include``: the header's folder; ``library``: the file to link and load; ``cmake``: the folder for
+        ``edgespec_DIR``; ``pkgconfig``: the folder for ``PKG_CONFIG_PATH``.
+
+    Raises:
+        InvalidRequest: there is no library here.
+    """
+    library = native_library()
+    if library.path is None:
+        raise InvalidRequest(library.reason, "install a wheel, or a C++ compiler and edgespec again")
+    folder = library.path.resolve().parent
+    found = {"include": folder, "library": library.path.resolve(), "cmake": folder / "cmake",
+             "pkgconfig": folder / "pkgconfig"}  # fmt: skip
+    if not (folder / "edgespec.h").is_file():
+        raise InvalidRequest(
+            f"{folder}: has no edgespec.h next to the library", "install edgespec again, or unset EDGESPEC_NATIVE"
+        )
+    return found
+
+
 def _version(library: ctypes.CDLL) -> str:
     if (said := getattr(library, "edgespec_version", None)) is None:  # of before it said so
         return ""
