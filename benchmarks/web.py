@@ -9,6 +9,7 @@ resident memory of the browser's processes less that of an empty page, at its la
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import tempfile
@@ -35,6 +36,7 @@ const write = async (maxNewTokens) => {{
   return [count, text];
 }};
 await write(8);
+await fetch("found", {{ method: "POST", body: "{{}}" }});
 const start = performance.now();
 const [count, text] = await write({tokens});
 const counts = await model.counts();
@@ -54,6 +56,7 @@ const write = async (max_tokens) => {{
   return [count, text];
 }};
 await write(8);
+await fetch("found", {{ method: "POST", body: "{{}}" }});
 const start = performance.now();
 const [count, text] = await write({tokens});
 const result = {{ opened, count, text, ms: performance.now() - start }};
@@ -91,7 +94,7 @@ class _Handler(SimpleHTTPRequestHandler):
 def main(bundle: Path, package: Path, wllama: Path | None, gguf: Path | None, tokens: int, turns: int, methods: str,
          browser: str) -> None:  # fmt: skip
     """Print a line of JSON for each engine and method: medians of the turns."""
-    pages = {"empty": "const result = {};"}
+    pages = {"empty": "const result = { opened: 0 };"}
     for method in methods.split(","):
         pages[method] = EDGESPEC.format(prompt=json.dumps(PROMPT), method=json.dumps(method), tokens=tokens)
     if wllama and gguf:
@@ -122,6 +125,7 @@ def main(bundle: Path, package: Path, wllama: Path | None, gguf: Path | None, to
             continue
         said: dict[str, Any] = {"name": name, "isa": all_of_them[0].get("isa"), "text": all_of_them[0]["text"][:60]}
         said["tokens_s"] = round(statistics.median(1000 * one["count"] / one["ms"] for one in all_of_them), 1)
+        said["cpu_ms_token"] = round(statistics.median(1000 * one["cpu"] / one["count"] for one in all_of_them), 1)
         said["open_ms"] = round(statistics.median(one["opened"] for one in all_of_them))
         said["memory_mb"] = round((statistics.median(one["rss"] for one in all_of_them) - empty) / 2**20)
         if "module" in all_of_them[0]:
@@ -133,12 +137,15 @@ def _visit(browser: str, address: str, found: Queue[dict[str, Any]]) -> dict[str
     with tempfile.TemporaryDirectory() as profile:
         words = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}")
         running = subprocess.Popen([browser, *words, address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        largest, end = 0, time.monotonic() + 240
+        largest, spent, end = 0, 0.0, time.monotonic() + 240
         try:
             while time.monotonic() < end:
                 largest = max(largest, _resident(profile))
                 try:
-                    return found.get(timeout=0.2) | {"rss": largest}
+                    said = found.get(timeout=0.2)
+                    if said:
+                        return said | {"rss": largest, "cpu": _seconds(profile) - spent}
+                    spent = _seconds(profile)  # what follows is timed
                 except Empty:
                     continue
             return {"error": "no answer in four minutes", "rss": largest}
@@ -149,21 +156,38 @@ def _visit(browser: str, address: str, found: Queue[dict[str, Any]]) -> dict[str
 
 
 def _resident(profile: str) -> int:
-    """Add up the resident memory of a browser's processes, what they share counted once each."""
+    """Add up the resident memory of a browser's processes, with shares of what they share."""
     total = 0
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
+    for process in _processes(profile):
         try:
-            if (
-                profile.encode() in (process / "cmdline").read_bytes()
-                or b"--type=renderer" in (process / "cmdline").read_bytes()
-            ):
-                fields = dict(line.split(":", 1) for line in (process / "smaps_rollup").read_text().splitlines()[1:])
-                total += int(fields["Pss"].split()[0]) * 1024
+            fields = dict(line.split(":", 1) for line in (process / "smaps_rollup").read_text().splitlines()[1:])
+            total += int(fields["Pss"].split()[0]) * 1024
         except (OSError, KeyError, ValueError):
             continue
     return total
+
+
+def _seconds(profile: str) -> float:
+    """Add up the processor time of a browser's processes."""
+    total = 0
+    for process in _processes(profile):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+        except (OSError, ValueError):
+            continue
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _processes(profile: str) -> list[Path]:
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and profile.encode() in (process / "cmdline").read_bytes():
+                found.append(process)
+        except OSError:
+            continue
+    return found
 
 
 if __name__ == "__main__":

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +161,32 @@ def test_rows_have_the_same_bits_in_every_pass(tmp_path: Path, adapters: dict[st
                 np.testing.assert_array_equal(output.logits, np.array(text[:size]))
         finally:
             batch.close()
+
+
+PRINT_BITS = """
+import hashlib, sys
+from pathlib import Path
+import numpy as np
+from edgespec.engine.loading import load
+with load(Path(sys.argv[1]) / "bundle", threads=1, adapters={"x": Path(sys.argv[1]) / "lora"}) as engine:
+    slot = engine.new_session().target
+    slot.use_adapter(1)
+    print(hashlib.sha256(slot.forward(np.arange(5, 45)).logits.tobytes()).hexdigest())
+"""
+
+
+def test_every_instruction_set_gives_the_same_bits(tmp_path: Path) -> None:
+    base = hf.write_checkpoint(tmp_path / "model", hf.CONFIGS["llama_tied_gqa"], 3)
+    write_adapter(tmp_path / "lora", hf.CONFIGS["llama_tied_gqa"], EVERY, rank=5)
+    export_model(ExportOptions(str(base), tmp_path / "bundle", [], "int8", threads=1, operators="native"), golden=False)
+    command = [sys.executable, "-c", PRINT_BITS, str(tmp_path)]
+    found = {
+        subprocess.run(
+            command, env={**os.environ, "EDGESPEC_ISA": isa}, check=True, capture_output=True, text=True, timeout=120
+        ).stdout
+        for isa in ("scalar", "avx2" if platform.machine() in ("x86_64", "AMD64") else "neon", "")
+    }
+    assert len(found) == 1
 
 
 def test_an_adapter_of_zeros_changes_no_bit(tmp_path: Path, bundles: Callable[..., Path]) -> None:
@@ -322,7 +352,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pickle": (_pickle, "weights only as pickle"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model.safetensors"),
     "no description": (lambda folder: (folder / "adapter_config.json").unlink(), "has no adapter_config.json"),
-    "no folder": (shutil.rmtree, "has no adapter_model.safetensors"),
+    "no folder": (shutil.rmtree, "no such folder"),
     "cut off": (
         lambda folder: (folder / "adapter_model.safetensors").write_bytes(
             (folder / "adapter_model.safetensors").read_bytes()[:-100]

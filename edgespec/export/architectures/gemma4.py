@@ -92,7 +92,7 @@ class Gemma4(Architecture):
             raise ExportError(
                 f"{settings.file}: num_kv_shared_layers: no layer gives keys and values to those that share them"
             )
-        self.wide = self._of_full_layers("head_dim", settings.get("global_head_dim", 512))
+        self.wide = self._wide()
         heads = settings.get("num_global_key_value_heads") if settings.flag("attention_k_eq_v") else None
         self.full_heads = self._of_full_layers("num_key_value_heads", heads or facts.kv_heads)
         if self.wide % 8 or facts.kv_heads % self.full_heads:
@@ -113,6 +113,10 @@ class Gemma4(Architecture):
         kinds = self.layer_types or ["full_attention" if at % 6 == 5 else "sliding_attention"
                                      for at in range(self.facts.layers)]  # fmt: skip
         return [*kinds[:-1], "full_attention"]
+
+    def _wide(self) -> int:
+        """Size of a head of full layers."""
+        return self._of_full_layers("head_dim", self.settings.get("global_head_dim", 512))
 
     def _of_full_layers(self, key: str, otherwise: Any) -> int:
         """Read a number of full layers that ``per_layer_config`` may give, the same for all of them."""

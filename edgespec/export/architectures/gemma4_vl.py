@@ -23,7 +23,6 @@ from edgespec.export.architectures.settings import Settings
 from edgespec.export.architectures.towers import (
     HALVES,
     MERGED_NORM,
-    RESAMPLE,
     SECOND,
     Projector,
     Tower,
@@ -46,13 +45,13 @@ class Gemma4Tower(Tower):
     model_type = "gemma4_vision"
     defaults = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,
                 "head_dim": 64, "patch_size": 16}  # fmt: skip
-    outer_names: Mapping[str, str] = {}
+    outer_names: dict[str, str] = {}
     layer_names = {**{module: f"{module}.linear" for module in MATRICES}, **{norm: norm for norm in AROUND if norm}}
     epsilon = ("rms_norm_eps", 1e-6)
     activation_key = "hidden_activation"
     layer_norms = False
     gated_mlp = True
-    biases: ClassVar[Mapping[str, Switch]] = {}
+    biases: ClassVar[dict[str, Switch]] = {}
     norms = AROUND
     head_norms = ("q_norm", "k_norm")
     patch_at = "patch_embedder.input_proj"
@@ -154,11 +153,9 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     # rows are multiplied by the root of their width before the norm, which only its epsilon notices
     projector = Projector(source, (tower.facts.hidden, 0, whole.text.facts.hidden), tokens, tensors, norm=False,
                           eps=tower.eps / tower.facts.hidden)  # fmt: skip
-    resample = pixels.integer("resample", 3)
-    if resample not in RESAMPLE:
-        raise UnsupportedModel(f"{pixels.file}: resample {resample} is not supported; supported: {list(RESAMPLE)}")
-    how = Gemma4Pixels(kind="gemma4", max_tokens=tokens, patch=patch, rescale=pixels.number("rescale_factor", 1 / 255),
-                       resample=RESAMPLE[resample], mean=tuple(HALVES), std=tuple(HALVES))  # fmt: skip
+    # the tower itself makes numbers between -1 and 1 of pixels
+    pixels.values |= {"do_normalize": True, "image_mean": HALVES, "image_std": HALVES}
+    how = Gemma4Pixels(kind="gemma4", max_tokens=tokens, **whole.common(patch, HALVES, HALVES, 3))
     token = "<|image|>"
     words = ImageWords(placeholder=token, token=token, id=settings.integer("image_token_id", 258880),
                        begin="<|image>", end="<image|>")  # fmt: skip

@@ -62,7 +62,7 @@ class Assistant(Gemma4):
         settings.refuse("enable_moe_block", "a mixture of experts", "assistants without")
         settings.values["rope_parameters"] = rotations_by_kind(settings, ROTATIONS)
         self.owners, self.kinds = 0, self._kinds()
-        self.wide = self._wide()
+        self.wide, self.full_heads = self._wide(), facts.kv_heads
         backbone = settings.integer("backbone_hidden_size")
         for what, own, needed in (
             ("hidden size", backbone, target.facts.hidden),

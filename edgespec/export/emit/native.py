@@ -266,6 +266,7 @@ class NativeOps(Waiting, Pass[Value]):
         return LazyExperts(h, rule, activation, by)
 
     def sum(self, x: Value, y: Value) -> Value:
+        assert isinstance(y, LazyNorm)  # as ``Ops.sum`` says
         out = self._as_floats(x, "sum")
         self._norm(y, out, add=1)
         return out

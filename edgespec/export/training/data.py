@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,7 +41,26 @@ def orders(
     return found
 
 
-def write_texts(target: Target, order: Order, seed: int, texts: Sequence[str] = ()) -> Windows:
+class Writes(Protocol):
+    """A model that can write texts: ``Target``, or ``NativeWriter``."""
+
+    source: Source
+
+    @property
+    def device(self) -> Any:
+        """Where its tokens are."""
+
+    def attend(self, sources: NDArray[np.int64] | None) -> None:
+        """See ``Target``."""
+
+    def follow(self, tokens: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Read tokens [B, T] -> rows [B, any, any], whose last one ``logits`` takes, and a cache."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute float32 logits [B, vocab] of the last rows [B, any]."""
+
+
+def write_texts(target: Writes, order: Order, seed: int, texts: Sequence[str] = ()) -> Windows:
     """Generate texts with the target; they depend only on the seed and the order's name.
 
     A text begins with BOS.  If the tokenizer has none, it begins with ``SEED_TOKENS`` tokens of a random place of
@@ -78,7 +98,7 @@ def greedy_texts(target: Target, prompts: Windows, prompt: int, length: int) -> 
 
 
 @torch.no_grad()
-def _continued(target: Target, begin: Tensor, length: int, choose: Callable[[Tensor, int], Tensor]) -> Windows:
+def _continued(target: Writes, begin: Tensor, length: int, choose: Callable[[Tensor, int], Tensor]) -> Windows:
     tokens = begin  # [B, t]
     ends = torch.tensor(target.source.eos, dtype=torch.long, device=tokens.device)
     ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)

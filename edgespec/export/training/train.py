@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +12,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 
-from edgespec.errors import TrainingError
+from edgespec.errors import EdgespecError, TrainingError
 from edgespec.export.training.blocks import Blocks
-from edgespec.export.training.data import TOGETHER, Order, greedy_texts, orders, write_texts
+from edgespec.export.training.data import TOGETHER, Order, Writes, greedy_texts, orders, write_texts
 from edgespec.export.training.drafters import Draft, Eagle
 from edgespec.export.training.early_stopping import run_until
 from edgespec.export.training.learners import Blockwise, EarlyExitHeads, Learner, Medusa
@@ -33,6 +35,8 @@ from edgespec.export.training.save import draft_acceptance, finished_files, join
 from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
 from edgespec.export.training.windows import Windows, data_files, files_digest, read_texts, split_texts, without
+from edgespec.export.training.writer import NativeWriter
+from edgespec.runtimes.ort.native_library import native_library
 from edgespec.version import __version__
 
 LEARNERS: dict[str, type[Learner]] = {
@@ -106,6 +110,7 @@ class Trainer:
                 "choose one that is",
             )
         self.state = TrainingState(options.output)
+        self._native: Writes | None = None  # what writes texts; None = not chosen yet
         main = self.accelerator.is_main_process
         self.report: Progress = report if report and main else lambda stage, done, of, detail: None
 
@@ -114,6 +119,7 @@ class Trainer:
         try:
             return self._run()
         finally:
+            self._native = None
             self.state.release()
 
     def _run(self) -> Trained:
@@ -247,10 +253,12 @@ class Trainer:
         left = [order for order in asked if order.name not in known]
         count, total = sum(order.count for order in asked), sum(order.count for order in left)
         done = count - total
+        # held-out texts are the model's own, to the last bit
+        writer = self._writer(target) if left and not left[0].name.startswith("held") else target
         for start in range(0, len(left), writers):
             mine = left[start + accelerator.process_index % writers :][:1]
             self.report("texts", done, count, f"the model writes {count} {what}: {done} done")
-            made = [(order.name, write_texts(target, order, self.options.seed, self.texts)) for order in mine]
+            made = [(order.name, write_texts(writer, order, self.options.seed, self.texts)) for order in mine]
             if writers > 1:
                 made = gather_object(made)
             for name, texts in made:
@@ -261,6 +269,19 @@ class Trainer:
         if count:
             self.report("texts", count, count, f"{count} {what}")
         return Windows.joined(known[order.name] for order in asked)
+
+    def _writer(self, target: Target) -> Writes:
+        """Return what writes training texts: native operators on a CPU, where they can, else the target."""
+        if self._native is None:
+            alone = self.accelerator.num_processes == 1 and self.accelerator.device.type == "cpu"
+            self._native = target
+            if alone and self.source.reader is None and native_library().path is not None:
+                folder = self.state.folder / "model"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                with suppress(EdgespecError):
+                    self._native = NativeWriter(self.source, folder, self.options.threads)
+        return self._native
 
     def _greedy(self, target: Target, sampled: Windows, prompt: int) -> Windows:
         """Generate greedy continuations of held-out prompts."""

@@ -72,6 +72,8 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 
 def weights_file(folder: Path) -> Path:
     """Find the file of an adapter's matrices; an ``ExportError`` if it is missing, or only a pickle."""
+    if not folder.is_dir():
+        raise ExportError(f"{folder}: no such folder", "give the folder of a LoRA adapter saved by PEFT")
     if not (folder / WEIGHTS).is_file():
         if (folder / "adapter_model.bin").is_file():
             raise ExportError(

@@ -70,7 +70,8 @@ def process(pixels: Picture, part: ImagePart) -> Processed:
     if isinstance(how, Gemma3Pixels):
         return _processed([resized(pixels, (how.size, how.size), how)], part)
     if isinstance(how, Gemma4Pixels):
-        return _processed([resized(pixels, _gemma4_size(*pixels.shape[:2], how, part.merge.factor), how)], part)
+        size = _gemma4_size(pixels.shape[0], pixels.shape[1], how, part.merge.factor)
+        return _processed([resized(pixels, size, how)], part)
     return _processed([_within(pixels, how, part)], part)
 
 

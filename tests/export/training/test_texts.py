@@ -134,3 +134,28 @@ def test_without_a_bos_texts_begin_like_the_data(tmp_path: Path, torch: Any) -> 
     other = write_texts(made, Order("drawn", 8, SEED_TOKENS + 1), 1)
     assert not {tuple(row[:SEED_TOKENS]) for row in other.tokens.tolist()} <= places  # of the calibration text
     assert len({tuple(row[:SEED_TOKENS]) for row in other.tokens.tolist()}) > 1
+
+
+def test_native_operators_write_texts_of_the_model_in_int8(target: Any, torch: Any, tmp_path: Path) -> None:
+    """The likeliest tokens are those of whole passes over int8 weights; sampled texts follow from the seed."""
+    from edgespec.export.training.data import Order, greedy_texts, write_texts
+    from edgespec.export.training.writer import NativeWriter
+    from edgespec.runtimes.opening import open_slot
+
+    made = NativeWriter(target.source, tmp_path, 1)
+    random = np.random.default_rng(2)
+    prompts = Windows.of(random.integers(2, 150, (5, 30)).tolist(), 30)
+    texts = greedy_texts(made, prompts, 30, 40)  # type: ignore[arg-type]
+    assert texts.tokens[:, :30].tolist() == prompts.tokens.tolist()
+    check_ends(made, texts, 30, 40)
+    slot = open_slot(made._model)
+    for row, count in zip(texts.tokens, texts.lengths, strict=True):
+        slot.follow([])
+        best = slot.forward(row[: count - 1]).logits.argmax(-1)
+        assert row[30:count].tolist() == best[29:].tolist()
+    order = Order("drawn-1", 32, 40)
+    written = write_texts(made, order, 1)
+    assert check_ends(made, written, 1, 40) > 0
+    assert write_texts(made, order, 1).tokens.tolist() == written.tokens.tolist()
+    assert write_texts(made, order, 2).tokens.tolist() != written.tokens.tolist()
+    made.close()
