@@ -127,8 +127,9 @@ void AdapterStore::add(const std::string& matrix, int rank, int k, int n, const 
   added.a = out;
   added.b = out + down;
   pack(kind, rank, k, out, [&](int row, int column) {
-    const int from = use.order ? static_cast<int>(use.order[column]) : column;
-    return from >= 0 && from < k ? a[size_t(row) * k + from] : 0.f;
+    const float from = use.order ? use.order[column] : 0;
+    if (!(from >= 0 && from < static_cast<float>(k))) return 0.f;
+    return a[size_t(row) * k + (use.order ? static_cast<size_t>(from) : size_t(column))];
   });
   pack(kind, rows, rank, out + down, [&](int row, int column) {
     const int inside = row % tiled;

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "adapters.h"
 #include "pass.h"
 
 namespace edgespec {
@@ -34,10 +35,28 @@ void check_reach(const Program& program, const std::vector<Tensor>& weights, con
   });
 }
 
+// Separates slots from adapters, and gathers the rows of each adapter.
+void Pass::split_slots() {
+  if (in_.rows > kMostRows) fail("a pass of too many rows");
+  auto& slots = scratch_.slots;
+  slots.assign(plan(2), plan(2) + in_.rows);
+  for (int r = 0; r < in_.rows; ++r) {
+    const int64_t adapter = slots[r] >> 32;
+    if (adapter <= 0) continue;  // a slot below 0 is refused as it is
+    if (adapter > (in_.adapters ? in_.adapters->count() : 0))
+      fail("adapter " + std::to_string(adapter) + " does not exist");
+    slots[r] &= UINT32_MAX;
+    Adapted* last = adapted_.empty() ? nullptr : &adapted_.back();
+    if (last && last->adapter == adapter && last->first + last->count == r && r % kRowGroup)
+      ++last->count;
+    else
+      adapted_.push_back({static_cast<int>(adapter), r, 1, {}});
+  }
+}
+
 void Pass::check() const {
   const int64_t *positions = plan(1), *slots = this->slots(), *visible = plan(3), *parents = plan(4), *places = plan(5);
-  if (in_.rows > kMostRows || int64_t(in_.heads) * active_.times > kMostRows ||
-      int64_t(in_.rows) * in_.layout.heads > kMostRows)
+  if (int64_t(in_.heads) * active_.times > kMostRows || int64_t(in_.rows) * in_.layout.heads > kMostRows)
     fail("a pass of too many rows");
   if (in_.rows && !active_.embeds && !active_.loads) fail("expected tokens or hidden states: neither gate is on");
   for (int r = 0; r < in_.rows; ++r) {

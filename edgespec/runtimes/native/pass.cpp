@@ -63,24 +63,6 @@ Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in,
   apply_moves();
 }
 
-// Separates slots from adapters, and gathers the rows of each adapter.
-void Pass::split_slots() {
-  auto& slots = scratch_.slots;
-  slots.assign(plan(2), plan(2) + in_.rows);
-  for (int r = 0; r < in_.rows; ++r) {
-    const int64_t adapter = slots[r] >> 32;
-    if (adapter <= 0) continue;  // a slot below 0 is refused as it is
-    if (adapter > (in_.adapters ? in_.adapters->count() : 0))
-      throw std::invalid_argument("edgespec: adapter " + std::to_string(adapter) + " does not exist");
-    slots[r] &= UINT32_MAX;
-    Adapted* last = adapted_.empty() ? nullptr : &adapted_.back();
-    if (last && last->adapter == adapter && last->first + last->count == r && r % kRowGroup)
-      ++last->count;
-    else
-      adapted_.push_back({static_cast<int>(adapter), r, 1, {}});
-  }
-}
-
 // Computes A x of the rows with adapters for the matrices of a step, from the activations that it multiplies.
 void Pass::reduce(const Step& s) {
   const int weights[2] = {s.op == Op::kGlu ? s.gate : s.w, s.op == Op::kGlu ? s.up : -1};
