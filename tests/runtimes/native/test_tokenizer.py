@@ -156,7 +156,7 @@ def test_special_tokens_in_messages_are_text(library: Path, folder_of: Callable[
 def test_what_templates_write(library: Path, tmp_path: Path, template: str, expected: str) -> None:
     hf.make_tokenizer(400, True).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
-    tools = [{"n": "\u00e9", "x": [1, 1.0, None, True, {}]}]
+    tools: list[dict[str, Any]] = [{"n": "\u00e9", "x": [1, 1.0, None, True, {}]}]
     messages = [{"role": "user", "content": "how long?"}, {"role": "assistant", "content": "long"}]
     codec, ours = TextCodec(tmp_path), CTokenizer(library, tmp_path)
     assert codec.write_chat(messages, tools) == expected
