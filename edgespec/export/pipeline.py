@@ -52,6 +52,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.export.tokenizers.translated import write_translation
 from edgespec.reports.proof import make_golden
+from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.formats import FILE, FOUR_BITS
 from edgespec.runtimes.files.manifest import (
     CodesPart,
@@ -142,7 +143,7 @@ def write_bundle(folder: Path, source: LoadedSource) -> Manifest:
     if (config := genai_config(manifest.target, words.facts, words.sampling)) is not None:
         (folder / GENAI).write_text(config, "utf-8")
     shutil.rmtree(folder / WORK, ignore_errors=True)
-    return write_manifest(folder, manifest)
+    return write_manifest(folder, manifest, written.checked)
 
 
 def dry_run(options: ExportOptions, progress: Progress = silent) -> dict[str, Any]:
@@ -190,6 +191,7 @@ class Written:
     drafter: ModelPart | None
     draft_choice: WeightChoice  # how the draft's matrices are stored
     codes: CodesPart | None
+    checked: Checked  # which computes the digest of the target's weights beside other work
     calibrated: dict[str, Any] = field(default_factory=dict)  # what calibration did, for ``parity``
     notes: list[str] = field(default_factory=list)
 
@@ -203,6 +205,8 @@ def write_models(folder: Path, source: LoadedSource, choice: WeightChoice) -> Wr
         notes += [line] if (line := note(facts)) else []
     else:
         target = models.target.write(writing)
+    checked = Checked()
+    checked.begin(folder / target.part.weights)
     draft, draft_choice = None, options.draft_choice
     if models.draft is not None:
         (folder / "draft").mkdir()
@@ -214,7 +218,8 @@ def write_models(folder: Path, source: LoadedSource, choice: WeightChoice) -> Wr
     words = source.tokenizers
     words.sentences.write(folder)
     copy_tokenizer(models.target.source.path, folder, words.codec, words.source_codec or _caption_codec(source))
-    return Written(folder, target, draft, drafter, draft_choice, _write_codes(source, folder), facts, notes)
+    codes = _write_codes(source, folder)
+    return Written(folder, target, draft, drafter, draft_choice, codes, checked, facts, notes)
 
 
 def _writing(source: LoadedSource, folder: Path, choice: WeightChoice, draft: bool = False) -> Writing:
@@ -265,7 +270,7 @@ def _mixer(source: LoadedSource) -> Mixer | None:
             tokens = words.codec.encode(text, special=False)
         tokens = [*given.begin, *tokens]
     choice = options.choice
-    sides = encoder_plans(arch, ModelSpec(choice.format, choice.head))
+    sides = encoder_plans(arch, ModelSpec(choice.stored, choice.head))
     return Mixer(arch, choice, options.layout, source.models.heads.plan, tokens[: arch.facts.context],
                  lambda done, of: source.progress("mix", done, of, "each part in int4"), encoded,
                  sum(side.end for side in sides.values()))  # fmt: skip
@@ -342,7 +347,7 @@ def _measure(source: LoadedSource, written: Written, slot: Slot, tokens: list[in
         notes.append(part.notes)
     if models.drafter is not None and written.drafter is not None:
         source.progress("acceptance", 0, 1, "the drafter against the target")
-        found = measure_drafter(models.drafter, written.folder, written.drafter, slot, tokens, choice)
+        found = measure_drafter(models.drafter, written.folder, written.drafter, slot, tokens, choice.for_drafter)
         methods[models.drafter.method] = found.method(costs, text.facts)
         notes += found.notes
         source.progress("acceptance", 1, 1, "the drafter against the target")

@@ -139,9 +139,12 @@ def copy_tokenizer(source: Path, folder: Path, codec: TextCodec, sources: TextCo
         (folder / CHAT_FILE).write_text(json.dumps(chat_data(codec), ensure_ascii=False, indent=1), "utf-8")
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
-    """Write ``edgespec.json`` with size and SHA-256 of every other file; returns the manifest as written."""
-    files, checked = {}, Checked()
+def write_manifest(folder: Path, manifest: Manifest, checked: Checked | None = None) -> Manifest:
+    """Write ``edgespec.json`` with size and SHA-256 of every other file; returns the manifest as written.
+
+    ``checked``: what has begun to compute digests.
+    """
+    files, checked = {}, checked or Checked()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name != MANIFEST:

@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.facts import Part
+from edgespec.runtimes.files.formats import FILE, GGML
 from edgespec.runtimes.files.manifest import MANIFEST, Manifest, ModelPart, read_manifest
 from edgespec.runtimes.files.manifest_parts import INSIDE, InsidePath
 
 TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 TEXT_FILES = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE
+
+FEWEST = min(spec.bytes / spec.group for spec in GGML.values())  # bytes of a weight of a file
 
 
 def sha256(path: Path) -> str:
@@ -117,7 +120,8 @@ def _check_size(folder: Path, part: ModelPart, size: int) -> None:
     per_layer = f.hidden * (f.head_dim * 2 * (f.heads + f.kv_heads) + 2 * f.intermediate)
     each = f.hidden + f.layers * f.layer_embedding
     rows = part.head_vocab.size if part.decoder and part.head_vocab else f.vocab  # a drafter has no embedding
-    least = (f.layers * per_layer + rows * each) // 2 if part.origin == "edgespec" else f.kv_bytes_per_token
+    weight = FEWEST if part.format == FILE else 0.5
+    least = int((f.layers * per_layer + rows * each) * weight) if part.origin == "edgespec" else f.kv_bytes_per_token
     if size < least:
         raise BundleError(
             f"{folder / MANIFEST}: the facts are those of a model of at least {least} bytes, but {part.weights} has "

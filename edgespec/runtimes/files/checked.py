@@ -21,6 +21,7 @@ import mmap
 import os
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 
 QUIET = 1.0  # seconds before the digest without a change of the file
 MOST_RECORDS = 256  # of folders, that are kept
+LARGE = 64 << 20  # bytes of a file whose digest takes long
 # statfs(2): ext2 to ext4, xfs, btrfs, f2fs, overlayfs
 _KEEPS_TIMES = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x794C7630})
 _PIECE = 1 << 20
@@ -104,6 +106,15 @@ def _read_directly(handle: int) -> None:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def _after_rest(path: Path) -> DigestRecord:
+    """Take the digest of a file that was just written, when it has been quiet for long enough to rely on that later."""
+    with suppress(OSError):  # which the next line reports
+        with open_regular(path) as file:
+            _written_back(file.fileno())
+        time.sleep(min(QUIET, max(0.0, QUIET + 0.01 - (time.time() - path.stat().st_ctime))))
+    return take_digest(path)
+
+
 def _keeps_times(handle: int) -> bool:
     """Whether the kernel keeps the time of change of this file, so that no other program can set it."""
     if sys.platform != "linux":
@@ -136,6 +147,14 @@ class Checked:
         self._files: dict[Path, DigestRecord] = {}
         self._reasons: list[str] = [] if wanted else ["the files were not compared with their SHA-256 (no check)"]
         self._records: dict[Path, _Record] = {}
+        self._begun: dict[Path, Future[DigestRecord]] = {}
+
+    def begin(self, path: Path) -> None:
+        """Compute the digest of a file beside other work, if it is large; ``digest`` waits for it."""
+        if path.stat().st_size >= LARGE:
+            pool = ThreadPoolExecutor(1)
+            self._begun[path] = pool.submit(_after_rest, path)
+            pool.shutdown(wait=False)
 
     def digest(self, path: Path) -> str:
         """Return a file's SHA-256 as hex digits, stored or computed now.
@@ -147,7 +166,8 @@ class Checked:
             record = self._record(path.parent)
             found = record.find(path)
             if found is None:
-                found = take_digest(path)
+                begun = self._begun.pop(path, None)
+                found = take_digest(path) if begun is None else begun.result()
                 self.read += 1
                 record.add(path, found)
             self._files[path] = found

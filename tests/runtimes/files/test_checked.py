@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,30 @@ def test_a_folder_that_is_renamed_takes_its_digests_along(remembered: Path) -> N
     assert len(list(records().glob("*.json"))) == 2
     in_place(new / "model.data")
     assert load(new / "model.data").read == 1
+
+
+def test_a_digest_that_was_begun_is_remembered(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits until the file is quiet, and so lasts, although the file was just written."""
+    monkeypatch.setattr(module, "LARGE", 0)
+    found = Checked()
+    found.begin(file)
+    assert found.digest(file) == hashlib.sha256(CONTENT).hexdigest()
+    assert found.read == 1
+    found.save()
+    with file.open("rb") as opened:
+        lasts = module._keeps_times(opened.fileno())
+    assert load(file).read == int(not lasts)
+
+
+def test_a_begun_digest_of_a_file_that_goes(file: Path) -> None:
+    found = Checked()
+    file.unlink()
+    found._begun[file] = ThreadPoolExecutor(1).submit(module._after_rest, file)
+    with pytest.raises(BundleError, match="cannot be read"):
+        found.digest(file)
+
+
+def test_small_files_are_not_begun(file: Path) -> None:
+    found = Checked()
+    found.begin(file)
+    assert not found._begun
