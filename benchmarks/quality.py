@@ -34,6 +34,7 @@ from edgespec.export.calibrated import TOKENS
 from edgespec.export.measuring.held_out import Q4_0
 from edgespec.export.measuring.mixer import Mixer
 from edgespec.export.measuring.parity import divergence, log_softmax
+from edgespec.export.onnx_model import with_levels
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.calibration_text import quantizer_texts, read_calibration
 from edgespec.export.quantization.own_text import LENGTH, write_own_text
@@ -41,7 +42,8 @@ from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import MIXED as MIXED_FORMAT
+from edgespec.runtimes.files.formats import ExportFormat, Format
 from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
@@ -53,10 +55,11 @@ CHUNK = 128  # rows of a pass
 Logits = NDArray[np.float32]
 Variant = tuple[str, Callable[[], Any]]  # label, context manager that gives the slot
 
-VARIANTS: list[tuple[Format, str | None, Format | None]] = [
+VARIANTS: list[tuple[ExportFormat, str | None, Format | None]] = [
     *(("int4", name, None) for name in QUANTIZERS),
     *(("int4", name, "int8") for name in QUANTIZERS),
     *(("int4-64", name, None) for name in QUANTIZERS),
+    *((MIXED_FORMAT, name, None) for name in QUANTIZERS),
     *(("int8", name, None) for name in QUANTIZERS),
 ]
 MIXED = (0.25, 0.5, 0.75)  # of the way from int4 to int8, by bytes
@@ -127,7 +130,7 @@ class Writer:
     @contextmanager
     def written(self, choice: WeightChoice, texts: NDArray[np.int64] | None = None) -> Iterator[Slot]:
         """Write it, calibrated on ``texts`` or on the calibration text."""
-        form, arch = choice.format, self.arch
+        form, arch = choice.stored, self.arch
         with tempfile.TemporaryDirectory() as temporary:
             where = Path(temporary)
             if choice.quantizer is None:
@@ -135,6 +138,7 @@ class Writer:
             else:
                 texts = self.texts if texts is None else texts
                 with chosen_levels(arch, choice.quantizer, choice.blocks(arch), texts, where) as chosen:
+                    arch = with_levels(arch, choice, chosen)[0]
                     part = write_model(
                         where, arch, ModelSpec(form, head=choice.head, fine=choice.fine, draft=True), chosen
                     ).part
@@ -152,7 +156,7 @@ def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[
     """Give the float32 form of a model, and its forms in VARIANTS."""
     writer = Writer(name, calibration, threads)
 
-    def variant(form: Format, quantizer: str | None, head: Format | None) -> Variant:
+    def variant(form: ExportFormat, quantizer: str | None, head: Format | None) -> Variant:
         label = " ".join([form, *([quantizer] if quantizer else []), *([f"head {head}"] if head else [])])
         return label, lambda: writer.written(WeightChoice.of(form, quantizer, head))
 

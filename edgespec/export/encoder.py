@@ -41,7 +41,7 @@ from edgespec.export.tokenizers.facts import check_vocabulary
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.embedding import EmbeddingQuality, StepWeights
-from edgespec.runtimes.files.formats import BLOCK_FORMATS, FILE, FOUR_BITS, Format, listed
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, FILE, FOUR_BITS, MIXED, Format, listed
 from edgespec.runtimes.files.manifest import SCHEMA, Manifest, ModelPart, Pooling, TokenizerFacts
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.slots.encoder import encoder_attention
@@ -131,7 +131,7 @@ def _sense(path: Path) -> Iterator[None]:
 
 def form_of(options: ExportOptions) -> Format:
     """Return the format of an encoder's weights."""
-    return DEFAULT if options.choose else options.format
+    return DEFAULT if options.choose or options.format == MIXED else options.format
 
 
 def _quantizer(options: ExportOptions) -> str | None:
@@ -147,6 +147,7 @@ def _refuse_options(options: ExportOptions) -> None:
         "--attention": options.attention, "--device": options.devices, "--target-size": options.target_size,
         "--target-kl": options.target_kl, "--adapter": options.adapter, "--codec": options.codes,
         "--operators stock": options.operators == "stock", "--format file": options.format == FILE,
+        f"--format {MIXED}": options.format == MIXED,
         "--text-only": options.text_only, "--max-image-tokens": options.image_rows,
     }  # fmt: skip
     for option, value in given.items():

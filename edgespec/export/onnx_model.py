@@ -23,16 +23,28 @@ from edgespec.export.emit.device import add_device_graphs
 from edgespec.export.measuring.parity import parity_report
 from edgespec.export.measuring.reading import Reading, shares_encoder
 from edgespec.export.options import layout_of
-from edgespec.export.quantization.calibrate import chosen_levels
+from edgespec.export.quantization.calibrate import SpooledLevels, chosen_levels
+from edgespec.export.quantization.k_source import KSource, with_k_blocks
+from edgespec.export.quantization.quantizer import DirectLevels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.formats import MIXED
 from edgespec.runtimes.files.manifest import Layout, ModelFacts, ModelPart, Precision, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.translation import Translation
 
 MIB = 1 << 20
+
+
+def with_levels(arch: Architecture, choice: WeightChoice, chosen: DirectLevels) -> tuple[Architecture, KSource | None]:
+    """Return the model that is written: the same, or one whose matrices are blocks of ``int4-k``, and their source."""
+    if choice.format != MIXED:
+        return arch, None
+    found, source = with_k_blocks(arch)
+    source.rows = chosen.k_rows if isinstance(chosen, SpooledLevels) else source.rows
+    return found, source
 
 
 @dataclass
@@ -89,7 +101,8 @@ class EmittedModel:
 
     def plan(self, choice: WeightChoice, layout: Layout, draft: bool = False, gated: bool = False) -> ModelPlan:
         """Plan its files; ``draft``: as those of a draft, ``gated``: sub-layers of a target can be left out."""
-        return plan_model(self.arch, self._spec(choice, layout, draft, gated), choice.quantizer_name)
+        arch = with_k_blocks(self.arch)[0] if choice.format == MIXED else self.arch
+        return plan_model(arch, self._spec(choice, layout, draft, gated), choice.quantizer_name)
 
     def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> dict[str, int]:
         return model_bytes(self.plan(choice, layout_of(operators)))
@@ -97,7 +110,7 @@ class EmittedModel:
     def _spec(self, choice: WeightChoice, layout: Layout, draft: bool, gated: bool) -> ModelSpec:
         prefix = DRAFT if draft else ""
         return ModelSpec(
-            choice.format,
+            choice.stored,
             head=choice.head,
             fine=choice.fine,
             gated=gated,
@@ -125,8 +138,10 @@ class EmittedModel:
             return write_model(folder, self.arch, spec, progress=written)
         texts = writing.texts(self.facts.context)
         with chosen_levels(self.arch, choice.quantizer, choice.blocks(self.arch), texts, folder, quantized) as chosen:
-            made = write_model(folder, self.arch, spec, chosen, written)
-            return replace(made, uncalibrated=chosen.uncalibrated)
+            arch, source = with_levels(self.arch, choice, chosen)
+            made = write_model(folder, arch, spec, chosen, written)
+            errors = made.errors if source is None else made.errors | source.rows.errors
+            return replace(made, errors=errors, uncalibrated=chosen.uncalibrated)
 
     def parity(
         self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress, read: Reading | None = None

@@ -15,11 +15,11 @@ from edgespec.export.quantization.native_packing import lacks_packing
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.formats import DEVICE_FORMATS, FILE, FOUR_BITS, Format, listed
+from edgespec.runtimes.files.formats import DEVICE_FORMATS, FILE, FOUR_BITS, MIXED, ExportFormat, Format, listed
 from edgespec.runtimes.files.manifest import Layout, Precision
 from edgespec.runtimes.files.operators import WantedOperators
 
-CALIBRATED: tuple[Format, ...] = FOUR_BITS
+CALIBRATED: tuple[ExportFormat, ...] = (*FOUR_BITS, MIXED)
 """Formats whose levels are calibrated unless ``quick``: of 8 bits little is lost without."""
 
 
@@ -32,7 +32,7 @@ class ExportChanges(TypedDict, total=False):
     """Fields of ``ExportOptions`` by name, for editors; texts stand for lists of one, for paths and for sizes."""
 
     methods: str | Sequence[str]
-    format: Format
+    format: ExportFormat
     quantizer: str | None
     head_format: Format | None
     draft: str | None
@@ -112,7 +112,7 @@ class ExportOptions:
     model: str
     output: Path = Path()
     methods: Sequence[str] = ()
-    format: Format = "int4"
+    format: ExportFormat = "int4"
     quantizer: str | None = None
     head_format: Format | None = None
     draft: str | None = None
@@ -223,6 +223,9 @@ class ExportOptions:
                 )
         if self.format == FILE:
             self._check_file()
+        if self.format == MIXED and (self.operators == "stock" or lacks_packing()):
+            why = lacks_packing() or "stock operators cannot hold its weights"
+            raise ExportError(f"--format {MIXED} needs native operators: {why}", "choose --format int4")
         if self.quick and self.quantizer not in (None, "mse"):
             raise ExportError(f"--quick and --quantizer {self.quantizer}: expected one of them", "--quick is mse alone")
         if self.device_precisions and not self.devices:
@@ -275,6 +278,7 @@ def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> N
     given = [
         *((f"--method {name}", True) for name in options.wanted() if name not in needing("text", "draft")),
         ("--format w8a8", options.format == "w8a8"),
+        (f"--format {MIXED}", options.format == MIXED),
         (f"--quantizer {options.quantizer}", bool(choice.quantizer and choice.quantizer.calibrated)),
         ("--target-size", options.target_size is not None),
         ("--target-kl", options.target_kl is not None),
@@ -302,6 +306,7 @@ def refuse_draft(options: ExportOptions, path: Path) -> None:
 def refuse_reading(options: ExportOptions) -> None:
     """Refuse options that need a decoder-only model."""
     given = [
+        (f"--format {MIXED}", options.format == MIXED),
         (f"--attention {' '.join(options.attention)}", bool(set(options.attention) - {"f32", "f16", "int8"})),
         ("--drafter", options.drafter is not None),
     ]

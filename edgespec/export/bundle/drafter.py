@@ -23,11 +23,13 @@ PREFIX = "drafter/"
 
 def plan_drafter(drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelPlan:
     """Plan the files of a drafter; its matrices are not calibrated."""
+    choice = choice.for_drafter
     return plan_model(drafter.arch, _spec(drafter, choice, layout), _quantizer(choice).quantizer_name)
 
 
 def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelPart:
     """Write its weights and graphs into ``drafter/`` of the bundle's folder."""
+    choice = choice.for_drafter
     (folder / PREFIX).mkdir()
     write_tokens(folder / PREFIX, drafter.tokens)
     for name, numbers in ((CONFIDENCE, drafter.spec.confidence), (MASKED, drafter.spec.masked)):
@@ -39,7 +41,7 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
 
 
 def _spec(drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelSpec:
-    return ModelSpec(choice.format, head=choice.drafter_head, draft=True, prefix=PREFIX, layout=layout,
+    return ModelSpec(choice.stored, head=choice.drafter_head, draft=True, prefix=PREFIX, layout=layout,
                      plan=drafter.plan, head_vocab=head_vocab(PREFIX, drafter.tokens))  # fmt: skip
 
 

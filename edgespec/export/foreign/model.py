@@ -118,7 +118,7 @@ class ForeignModel:
             looked_up = shape[:1] == (self.facts.vocab,) and len(shape) == 2
             if choice.format in BLOCKS and name in matrices:
                 n, k = matrices[name]
-                form = BLOCKS[choice.head if choice.head and n == self.facts.vocab else choice.format]
+                form = BLOCKS[choice.head if choice.head and n == self.facts.vocab else choice.stored]
                 _, blocks, width = form.stock_shape(n, k)
                 total += n * blocks * (width + 4)
                 if not looked_up:

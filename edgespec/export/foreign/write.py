@@ -152,7 +152,7 @@ def write_foreign(
         graphs = {"strict": Graph(file=prefix + STRICT)} | graphs
     part = ModelPart(
         facts=facts.model_copy(update={"parameters": graph.parameters}),
-        format=choice.format,
+        format=choice.stored,
         quantizer=choice.quantizer.name if choice.quantizer else "rtn",
         head_format=choice.head,
         graphs=graphs,
@@ -181,7 +181,7 @@ def _quantized(
     found = {}
     for done, matrix in enumerate(matrices, 1):
         # the LM head is the multiplication by as many rows as there are logits
-        form = quantize.BLOCKS[choice.head if choice.head and matrix.n == graph.ports.vocab else choice.format]
+        form = quantize.BLOCKS[choice.head if choice.head and matrix.n == graph.ports.vocab else choice.stored]
         if f"{matrix.key}.levels" not in weights.entries:
             _store(graph, matrix, choice, form, weights, file, errors)
         node = graph.proto.graph.node[matrix.node]

@@ -150,7 +150,7 @@ class Trials:
         """Return the smallest format that helps: ``base`` are right in float32."""
         finer = [("--format int8", self._in("int8"))] if self.choice.format != "int8" else []
         if self.choice.drafter_head in FOUR_BITS:
-            finer.insert(0, ("--head-format int8", self._in(self.choice.format, "int8")))
+            finer.insert(0, ("--head-format int8", self._in(self.choice.stored, "int8")))
         for option, choice in finer:
             if (share := self._share(choice)) >= max(known + HELPS, LEAST):
                 return f"{share:.0%} would be right with {option}, {base:.0%} in fp32: it is the format that costs them"

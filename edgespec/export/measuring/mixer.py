@@ -65,14 +65,14 @@ class Mixer:
     ) -> None:
         self._read, self._beside = read, beside
         self.arch, self.choice, self.layout, self.plan, self.progress = arch, choice, layout, plan, progress
-        parts = _Parts(arch, choice.format)
+        parts = _Parts(arch, choice.stored)
         self.matrices = parts.names if choice.head is None else {**parts.names, HEAD: frozenset()}
         self.parts = [part for part, names in self.matrices.items() if names]
         quantizer = choice.quantizer
         if quantizer is None or quantizer.calibrated:  # those need what comes in
             quantizer = QUANTIZERS[DEFAULT_QUANTIZER]
         self._rounded = Rounded(arch.source, frozenset().union(*parts.names.values()), quantizer,
-                                BLOCKS[choice.format])  # fmt: skip
+                                BLOCKS[choice.stored])  # fmt: skip
         self._tokens = list(tokens[:TOKENS])
         self._rows = list(range(len(self._tokens) // 4, len(self._tokens)))  # rows that have enough context
         self._known: dict[str, float] = {}
@@ -125,7 +125,7 @@ class Mixer:
     def bytes(self, fine: Iterable[str]) -> int:
         """Count the bytes of the weight files with these parts in int8."""
         made = self._choice(fine)
-        return storage_plans(self.arch, made.format, made.head, self.plan, made.fine)[self.layout].end + self._beside
+        return storage_plans(self.arch, made.stored, made.head, self.plan, made.fine)[self.layout].end + self._beside
 
     def _choice(self, fine: Iterable[str]) -> WeightChoice:
         names = frozenset[str]().union(*(self.matrices[part] for part in fine))

@@ -18,17 +18,24 @@ from edgespec.export.architectures.ops import Activation, Block, Kind
 from edgespec.export.architectures.rules import ExpertsRule, Linear, Norm
 from edgespec.export.architectures.trace import walk
 from edgespec.export.quantization.gptq import correction
+from edgespec.export.quantization.k_blocks import KBlocks, k_values
+from edgespec.export.quantization.k_source import KRows
 from edgespec.export.quantization.levels import (
     BLOCK,
     Array,
     Blocks,
     Quantized,
-    dequantize_block,
     pack_levels,
     unpack_levels,
 )
-from edgespec.export.quantization.mse import quantize_searched
-from edgespec.export.quantization.quantizer import DirectLevels, PieceQuantizer, Quantizer
+from edgespec.export.quantization.quantizer import (
+    AnyBlocks,
+    DirectLevels,
+    PieceQuantizer,
+    Quantizer,
+    prepared,
+    restored,
+)
 from edgespec.export.quantization.reference import NumpyOps, SequenceOps, split_sources
 from edgespec.export.source.source import Checkpoint
 
@@ -61,22 +68,32 @@ class SpooledLevels(DirectLevels):
 
     def __init__(self, file: IO[bytes], quantizer: Quantizer) -> None:
         super().__init__(quantizer)
+        self.k_rows = KRows(file)  # of matrices in ``KBlocks``
         self._file, self.encoder = file, DirectLevels(quantizer)  # whose matrices may have the same names
         self._where: dict[tuple[str, Blocks], list[tuple[int, int, int]]] = {}  # offset, rows, blocks of each piece
 
-    def add(self, name: str, form: Blocks, made: Quantized) -> None:
-        """Keep the next piece of a matrix."""
+    def add(self, name: str, form: AnyBlocks, made: Quantized, exact: Array) -> None:
+        """Keep the next piece of a matrix, ``exact`` [r, k] before it was quantized."""
+        if isinstance(form, KBlocks):
+            self.k_rows.add(name, made[0])
+            self.k_rows.note(name, exact, made[1])
+            return
         levels, scales = made
         offset = self._file.seek(0, 2)
         self._file.write(np.ascontiguousarray(pack_levels(levels, form.bits)).data)
         self._file.write(np.ascontiguousarray(scales).data)
         self._where.setdefault((name, form), []).append((offset, *scales.shape))
 
-    def holds(self, name: str, form: Blocks) -> bool:
+    def holds(self, name: str, form: AnyBlocks) -> bool:
         """Whether a matrix has its levels: a convolution comes once for each of its frames."""
+        if isinstance(form, KBlocks):
+            return self.k_rows.holds(name)
         return (name, form) in self._where
 
-    def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
+    def pieces(self, source: Checkpoint, name: str, form: AnyBlocks) -> Iterator[tuple[Array, Quantized]]:
+        if isinstance(form, KBlocks):
+            yield from self._k_pieces(source, name, form)
+            return
         where = self._where.get((name, form))
         if where is None:
             yield from super().pieces(source, name, form)
@@ -87,6 +104,12 @@ class SpooledLevels(DirectLevels):
             scales = np.frombuffer(self._file.read(4 * rows * blocks), np.float32)
             levels = unpack_levels(packed.reshape(rows, blocks, -1), form.bits)
             yield piece, (levels, scales.reshape(rows, blocks))
+
+    def _k_pieces(self, source: Checkpoint, name: str, form: KBlocks) -> Iterator[tuple[Array, Quantized]]:
+        at = 0
+        for piece in source.pieces(name):
+            rows = self.k_rows.read(name, slice(at, at := at + len(piece)))
+            yield piece, (rows, k_values(rows, form))
 
 
 class CalibrationOps(SequenceOps):
@@ -106,7 +129,7 @@ class CalibrationOps(SequenceOps):
         arch: Architecture,
         sequences: NDArray[np.int64],
         quantizer: Quantizer,
-        blocks: Callable[[str], Blocks],
+        blocks: Callable[[str], AnyBlocks],
         spool: SpooledLevels,
         progress: Callable[[int], None] | None = None,
         floats: Array | None = None,
@@ -123,16 +146,16 @@ class CalibrationOps(SequenceOps):
         exact, seen, at, form = list[Array](), list[Array](), 0, self.blocks(weight)
         k, tied = self.source.shape(weight)[1], weight == self.arch.head.weight
         self._head_first = tied and k % BLOCK == 0  # else its rows are not looked up in blocks
-        quantize = self._head_quantizer() if self._head_first else quantize_searched
+        quantize = self._head_quantizer() if self._head_first else prepared(self.quantizer, None)
         for piece in self.source.pieces(weight):
             own = wanted[(wanted >= at) & (wanted < at + len(piece))] - at
             exact.append(piece[own])
             if self._head_first:
                 made = quantize(piece, form)
-                self.spool.add(weight, form, made)
-                seen.append(dequantize_block(*made, k, form.bits)[own])
+                self.spool.add(weight, form, made, piece)
+                seen.append(restored(made, form, k)[own])
             elif k % BLOCK == 0:
-                seen.append(dequantize_block(*quantize(piece[own], form), k, form.bits))
+                seen.append(restored(quantize(piece[own], form), form, k))
             at += len(piece)
         both = [np.concatenate(rows)[inverse.reshape(self.sequences.shape)] for rows in (exact, seen or exact)]
         return self._placed(np.concatenate(both), scale, positions)
@@ -148,11 +171,11 @@ class CalibrationOps(SequenceOps):
         x = HeadInputs(self.arch, few, floats=floats).run(self.arch.trace()).reshape(-1, self.arch.facts.hidden)
         products = self._products(x, self.arch.head.weight)
         products.ravel()[:: len(products) + 1] += np.float32(EMBEDDING_SHARE) * products.diagonal().mean()
-        return self.quantizer.prepare(products)
+        return prepared(self.quantizer, products)
 
     def linear(self, x: Array, parts: tuple[Linear, ...], joined: bool) -> tuple[Array, ...]:
         products = self._products(x[len(x) // 2 :].reshape(-1, x.shape[-1]), parts[0].weight)
-        quantize = self.quantizer.prepare(products)
+        quantize = prepared(self.quantizer, products)
         if self.quantizer.corrects and parts[0].weight in self._writers:  # alone in its linear
             return (self._written(x, parts[0], quantize, products),)
         target = None
@@ -179,9 +202,9 @@ class CalibrationOps(SequenceOps):
         def product(inputs: Array, name: str, own: slice, bias: str | None) -> Array:
             few = len(inputs) < LEAST_ROWS
             self.spool.uncalibrated += few
-            quantize, form = self.quantizer.prepare(None if few else self._products(inputs, name)), self.blocks(name)
-            levels[name].append(quantize(self.source.read(name, own), form))
-            made = inputs @ dequantize_block(*levels[name][-1], inputs.shape[1], form.bits).T
+            form, products = self.blocks(name), None if few else self._products(inputs, name)
+            levels[name].append(prepared(self.quantizer, products)(self.source.read(name, own), form))
+            made = inputs @ restored(levels[name][-1], form, inputs.shape[1]).T
             return self._biased(made, bias, own)
 
         for expert in range(facts.count):
@@ -197,7 +220,7 @@ class CalibrationOps(SequenceOps):
             at = 0
             for piece in self.source.pieces(name):
                 own = slice(at, at := at + len(piece))
-                self.spool.add(name, self.blocks(name), (all_levels[own], scales[own]))
+                self.spool.add(name, self.blocks(name), (all_levels[own], scales[own]), piece)
         return np.concatenate([exact, y.reshape(exact.shape)])
 
     def head(self, x: Array, norm: Norm | None, head: Linear) -> Array:
@@ -255,20 +278,20 @@ class CalibrationOps(SequenceOps):
             if self._product:
                 if given is None:
                     np.matmul(exact, piece.T, out=y[0, :, rows])
-                np.matmul(seen, dequantize_block(*made, k, form.bits).T, out=y[1, :, rows])
+                np.matmul(seen, restored(made, form, k).T, out=y[1, :, rows])
         if part.bias is not None and self._product:
             y += self.source.read(part.bias)
         return y.reshape(*x.shape[:-1], -1)
 
     def _made(
-        self, name: str, form: Blocks, quantize: PieceQuantizer, target: Callable[[Array, slice], Array] | None
+        self, name: str, form: AnyBlocks, quantize: PieceQuantizer, target: Callable[[Array, slice], Array] | None
     ) -> Iterator[tuple[Array, Quantized]]:
         """Quantize a matrix piece by piece."""
         at = 0
         for piece in self.source.pieces(name):
             rows = slice(at, at := at + len(piece))
             made = quantize(target(piece, rows) if target else piece, form)
-            self.spool.add(name, form, made)
+            self.spool.add(name, form, made, piece)
             yield piece, made
 
 
@@ -290,7 +313,7 @@ def residual_writers(trace: Block) -> set[str]:
 def chosen_levels(
     arch: Architecture,
     quantizer: Quantizer,
-    blocks: Callable[[str], Blocks],
+    blocks: Callable[[str], AnyBlocks],
     texts: NDArray[np.int64] | SourcedTexts,
     folder: Path,
     progress: Callable[[int], None] | None = None,

@@ -20,6 +20,7 @@ from edgespec.runtimes.files.packing import pack_levels as pack_levels
 from edgespec.runtimes.files.packing import unpack_levels as unpack_levels
 
 Array = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 Quantized = tuple[NDArray[np.uint8], Array]  # levels [n, blocks, size], scales [n, blocks], all float16 values
 
 CHANNEL_LEVELS = 63  # 7-bit weights: see above

@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from edgespec import extensions
 from edgespec.export.quantization.gptq import feedback_factor, quantize_corrected
-from edgespec.export.quantization.levels import Array, Blocks, Quantized, quantize_block
+from edgespec.export.quantization.k_blocks import KBlocks, quantize_k
+from edgespec.export.quantization.levels import Array, Blocks, Quantized, dequantize_block, quantize_block
 from edgespec.export.quantization.mse import quantize_searched
 from edgespec.export.source.source import Checkpoint
 from edgespec.extensions import Table
 
-PieceQuantizer = Callable[[Array, Blocks], Quantized]  # rows [n, k] of a matrix -> their levels
+AnyBlocks = Blocks | KBlocks
+# rows [n, k] of a matrix -> their levels; of ``KBlocks`` bytes of rows, and their values
+PieceQuantizer = Callable[[Array, Any], Quantized]
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,35 @@ class DirectLevels:
             while (made := ahead.result()) is not None:
                 ahead = pool.submit(following)
                 yield made
+
+
+def prepared(quantizer: Quantizer, inputs: Array | None) -> PieceQuantizer:
+    """Prepare a quantizer for the pieces of matrices with these inputs, in any blocks.
+
+    Of ``KBlocks`` it says which statistics are used: none, the importance of channels, or error feedback as well.
+    """
+    made: dict[bool, PieceQuantizer] = {}
+
+    def quantize(rows: Array, form: AnyBlocks) -> Quantized:
+        own = isinstance(form, KBlocks)
+        if own not in made:
+            made[own] = _for_k_blocks(quantizer, inputs) if own else quantizer.prepare(inputs)
+        return made[own](rows, form)
+
+    return quantize
+
+
+def _for_k_blocks(quantizer: Quantizer, inputs: Array | None) -> PieceQuantizer:
+    if inputs is None or not quantizer.calibrated or not inputs.any():
+        return quantize_k
+    squares = np.diag(inputs)
+    importance = squares + squares.mean() * np.float32(1e-3)  # see ``activation_aware``
+    return partial(quantize_k, importance=importance, feedback=feedback_factor(inputs) if quantizer.corrects else None)
+
+
+def restored(made: Quantized, form: AnyBlocks, k: int) -> Array:  # [n, k]
+    """Return the weights that a quantizer's levels stand for."""
+    return made[1] if isinstance(form, KBlocks) else dequantize_block(*made, k, form.bits)
 
 
 def activation_aware(inputs: Array | None) -> PieceQuantizer:

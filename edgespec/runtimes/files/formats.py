@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8", "file"]
 GgmlKind = Literal[
@@ -93,6 +93,9 @@ KINDS: dict[Kind, FormatSpec] = {
 # where there is none.  Figures are those of Q4_K, of which most GGUF files consist
 FILE: Format = "file"
 SPECS[FILE] = FormatSpec(FILE, "q4_k", 10, 4, 0)
+# of exports only: 4 bits in blocks as GGUF files have them, the important matrices in 6; stored as format ``file``
+MIXED: Final = "int4-k"
+ExportFormat = Format | Literal["int4-k"]
 
 
 @dataclass(frozen=True)

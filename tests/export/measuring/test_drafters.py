@@ -114,7 +114,7 @@ class MadeUp(Trials):
     seen: list[tuple[Written, list[str], dict[str, Any]]] = field(default_factory=list)
 
     def _written(self, choice: WeightChoice, readings: Sequence[Reading]) -> dict[str, float]:
-        key: Written = (choice.format, choice.asked)
+        key: Written = (choice.stored, choice.asked)
         self.seen.append((key, [each.words for each in readings], dict(vars(self.drafter.arch))))
         if -1 in self.shares:
             raise RuntimeError("it cannot be written")
