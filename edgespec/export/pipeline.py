@@ -191,7 +191,7 @@ class Written:
     drafter: ModelPart | None
     draft_choice: WeightChoice  # how the draft's matrices are stored
     codes: CodesPart | None
-    checked: Checked  # which computes the digest of the target's weights beside other work
+    checked: Checked  # which computes the digest of the target's weights during other work
     calibrated: dict[str, Any] = field(default_factory=dict)  # what calibration did, for ``parity``
     notes: list[str] = field(default_factory=list)
 

@@ -130,7 +130,7 @@ def k_form(arch: Architecture, name: str) -> KBlocks | Blocks:
     shape = arch.tensors.get(name, ())
     if len(shape) != 2 or shape[1] % 32:
         return BLOCKS["int8"]
-    fine = name == arch.head.weight or _is_fine(name, arch.facts.layers)
+    fine = has_six_bits(arch, name)
     if shape[1] % 256 and EXPERTS in name:  # whose matrices are in two planes all or none
         fine = False
     if shape[1] % 256:
@@ -138,8 +138,11 @@ def k_form(arch: Architecture, name: str) -> KBlocks | Blocks:
     return K_BLOCKS["q6_k" if fine else "q4_k"]
 
 
-def _is_fine(name: str, layers: int) -> bool:
+def has_six_bits(arch: Architecture, name: str) -> bool:
+    """Whether a matrix is one of the important ones."""
+    if name == arch.head.weight:
+        return True
     if not name.endswith(FINE) or LAYERS not in name:
         return False
-    layer = int(name.split(LAYERS)[1].split(".")[0])
+    layer, layers = int(name.split(LAYERS)[1].split(".")[0]), arch.facts.layers
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2

@@ -150,7 +150,7 @@ class Checked:
         self._begun: dict[Path, Future[DigestRecord]] = {}
 
     def begin(self, path: Path) -> None:
-        """Compute the digest of a file beside other work, if it is large; ``digest`` waits for it."""
+        """Compute the digest of a file during other work, if it is large; ``digest`` waits for it."""
         if path.stat().st_size >= LARGE:
             pool = ThreadPoolExecutor(1)
             self._begun[path] = pool.submit(_after_rest, path)
