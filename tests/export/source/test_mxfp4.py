@@ -24,6 +24,7 @@ from tests.export.test_file_weights import check_rows
 from tests.support import gguf_files, hf
 
 Tensors = dict[str, NDArray[Any]]
+Written = tuple[tuple[Path, Path], Tensors]  # as safetensors and as GGUF, and what matrices mean
 NAME = "gpt_oss_default"
 CONFIG = hf.CONFIGS[NAME]
 LEVELS = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]  # E2M1
@@ -107,16 +108,16 @@ def as_gguf(file: Path, tensors: Tensors) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Tensors]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("mxfp4")
     tensors, truth = write_mxfp4(folder / "model")
     as_gguf(folder / "model.gguf", tensors)
-    return folder / "model", folder / "model.gguf", truth
+    return (folder / "model", folder / "model.gguf"), truth
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_experts_are_what_the_format_says(written: tuple[Path, Path, Tensors], which: int) -> None:
-    source, truth = open_model(written[which], 128).source, written[2]
+def test_experts_are_what_the_format_says(written: Written, which: int) -> None:
+    source, truth = open_model(written[0][which], 128).source, written[1]
     for layer in range(CONFIG["num_hidden_layers"]):
         at = f"model.layers.{layer}.mlp.experts"
         both, down = (truth[f"{at}.{name}"] for name in MATRICES)
@@ -132,16 +133,16 @@ def test_experts_are_what_the_format_says(written: tuple[Path, Path, Tensors], w
             np.testing.assert_array_equal(found, expected[wanted])
 
 
-def test_both_files_are_one_model(written: tuple[Path, Path, Tensors]) -> None:
+def test_both_files_are_one_model(written: Written) -> None:
     tokens = np.random.default_rng(1).integers(2, CONFIG["vocab_size"], 40).tolist()
-    found = [reference_logits(open_model(path, 128), tokens) for path in written[:2]]
+    found = [reference_logits(open_model(path, 128), tokens) for path in written[0]]
     np.testing.assert_allclose(found[1], found[0], atol=2e-5)
 
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("which", [0, 1])
-def test_experts_stay_as_they_are(tmp_path: Path, written: tuple[Path, Path, Tensors], which: int) -> None:
-    arch = open_model(written[which], 128)
+def test_experts_stay_as_they_are(tmp_path: Path, written: Written, which: int) -> None:
+    arch = open_model(written[0][which], 128)
     assert kept_types(arch) == (["F32" if which else "BF16", "MXFP4"], [])
     made = write_model(tmp_path, arch, ModelSpec("file", gated=True))
     slot = open_slot(Model(tmp_path, made.part, "native", 1))
