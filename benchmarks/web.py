@@ -108,14 +108,13 @@ def main(bundle: Path, package: Path, wllama: Path | None, gguf: Path | None, to
         for name, body in pages.items():
             (site / f"{name}.html").write_text(PAGE.format(body=body))
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in pages}
-        handler = type("Handler", (_Handler,), {"found": Queue()})
+        answers: Queue[dict[str, Any]] = Queue()
+        handler = type("Handler", (_Handler,), {"found": answers})
         with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=place)) as server:
             Thread(target=server.serve_forever, daemon=True).start()
             for _ in range(turns):
                 for name in pages:
-                    found[name].append(
-                        _visit(browser, f"http://127.0.0.1:{server.server_port}/{name}.html", handler.found)
-                    )
+                    found[name].append(_visit(browser, f"http://127.0.0.1:{server.server_port}/{name}.html", answers))
             server.shutdown()
     empty = statistics.median(one["rss"] for one in found.pop("empty"))
     for name, all_of_them in found.items():

@@ -233,7 +233,7 @@ def _adapters(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 
 
 adapters_option = group(
-    COMMON,
+    "Adapters",
     option(
         "--adapter",
         "Folder of a LoRA adapter (PEFT) to load with the model.",

@@ -79,10 +79,10 @@ if TYPE_CHECKING:
         click.Path(path_type=Path, dir_okay=False),
     ),
     prompt_cache_option,
-    adapters_option,
     option("--beams", "Beam search with N beams, without drafting.", COUNT),
     option("--show-drafts", "Show accepted guesses in green and rejected ones in red.", bool),
 )
+@adapters_option
 @request_options
 @group("Pictures", image_option, image_rows_option)
 @audio_options

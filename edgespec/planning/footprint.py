@@ -37,6 +37,8 @@ from edgespec.runtimes.slots.encoder import encoder_attention
 from edgespec.runtimes.slots.text_encoder import ROWS
 
 MIB = 1 << 20
+LEAST, SPOKEN = 64, 2048  # tokens of a text that must fit, and for which streamed weights leave room
+LEAST_CHUNK = 16  # rows of a prefill's pass that takes the least memory
 MARGIN, LEAST_MARGIN = 0.01, 2 << 20  # of the private bytes that were added up
 
 

@@ -11,8 +11,7 @@ from edgespec.drafters.registry import AR, NGRAM
 from edgespec.errors import BudgetError
 from edgespec.planning.budget import available_memory, check_budget, most_tokens, parse_bytes, show_bytes
 from edgespec.planning.buffers import checkpoint_bytes_of
-from edgespec.planning.footprint import Memory, memory_of, resident_now
-from edgespec.planning.speed import LEAST, LEAST_CHUNK, SPOKEN
+from edgespec.planning.footprint import LEAST, LEAST_CHUNK, SPOKEN, Memory, memory_of, resident_now
 from edgespec.planning.streaming import cache_for, can_stream
 from edgespec.runtimes.files.formats import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Manifest

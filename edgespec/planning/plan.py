@@ -10,9 +10,9 @@ from edgespec.drafters.registry import AR, native_alone, needing, searching
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.budget import most_tokens, show_bytes
-from edgespec.planning.footprint import Memory, memory_of
+from edgespec.planning.footprint import LEAST, LEAST_CHUNK, Memory, memory_of
 from edgespec.planning.profiles import Profile
-from edgespec.planning.speed import LEAST, LEAST_CHUNK, Speed, speed_of
+from edgespec.planning.speed import Speed, speed_of
 from edgespec.planning.streaming import SeenHits, Streaming, cache_for, streaming_of
 from edgespec.planning.traffic import read_bytes
 from edgespec.runtimes.files.formats import FOUR_BITS, SPECS

@@ -24,7 +24,7 @@ import numpy as np
 from edgespec.drafters.registry import AR
 from edgespec.errors import InvalidRequest
 from edgespec.planning.budget import show_bytes
-from edgespec.planning.footprint import memory_of
+from edgespec.planning.footprint import LEAST, LEAST_CHUNK, SPOKEN, memory_of
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
 from edgespec.planning.streaming import SeenHits, Streaming, cache_for, streaming_of
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
@@ -33,8 +33,6 @@ from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.ort import native_library
 
 Basis = Literal["calibrated", "exported"]  # who measured a gain: `calibrate` with this bundle, or its export
-LEAST, SPOKEN = 64, 2048  # tokens of a text that must fit, and for which streamed weights leave room
-LEAST_CHUNK = 16  # rows of a prefill's pass that takes the least memory
 _BLOCK = 1 << 26  # bytes that a thread reads without the native library, more than caches hold
 
 

@@ -58,7 +58,7 @@ def capture(model: Any, folder: Path) -> None:
         free = free_axes(first, second)
         if any(not axes for axes in free):  # recurrent states
             first = sample(model, _FIRST[0], 1)
-        shapes = {"input_ids": _free((1,) if first.inputs["input_ids"].shape[1] > 1 else ())}
+        shapes: dict[str, Any] = {"input_ids": _free((1,) if first.inputs["input_ids"].shape[1] > 1 else ())}
         shapes[_cache_name(first.inputs)] = [_free(axes) for axes in free]
         program = OnnxExporter().export(model, first.inputs, OnnxConfig(dynamic_shapes=shapes)).program
     name_ports(program, len(free))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.support.c_sessions import NO_FILE, Bundle, Refused, RoundFound, codec
 pytestmark = pytest.mark.usefixtures("native")
 METHODS = "plain", "ngram", "speculative"
 SAMPLED = SamplingParams(1.2, seed=3, acceptance="coupled")
-MESSAGES = [{"role": "user", "content": 'Who\'s "there"?\n\t\\ \x01 é'}, {"role": "assistant", "content": "I."},
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": 'Who\'s "there"?\n\t\\ \x01 é'}, {"role": "assistant", "content": "I."},
             {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]  # fmt: skip
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
