@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from edgespec.drafters.registry import ASSISTANT, METHODS
 from edgespec.runtimes.files.facts import Part
-from edgespec.runtimes.files.formats import FORMATS, Attention
+from edgespec.runtimes.files.formats import FILE, FORMATS, Attention
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import SCHEMA, Manifest
 
@@ -31,6 +31,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"experts": {"count": 8, "chosen": 2, "inner": 32, "always": 1, "layers": [1, 2]}},
 )
 """Facts of several kinds of models, beside ``FACTS``."""
+BYTES = {"layers": 0.578125, "head": 0.8203125, "embedding": 0.5625}  # of a weight, in a file
 DRAFTERS = ("eagle", "eagle1", "peagle", "mtp", "dflash", "dspark", ASSISTANT)
 """Kinds that runtimes read and some decode with: of a further one they have nothing more to show."""
 
@@ -102,6 +103,8 @@ def manifests() -> Iterator[dict[str, Any]]:
             "block": 8,
             "mask": 2,
         }
+        if number == 3:  # weights as a file has them
+            target |= {"format": FILE, "bytes_per_weight": BYTES | {"planes": False}}
         borrows = decoder["kind"] == ASSISTANT
         decoder |= {"reads": [1] * FACTS["layers"]} if borrows else {}
         drafter = _model({"shared": FACTS["layers"]} if borrows else {}, "int8", "f16") | {

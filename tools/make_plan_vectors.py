@@ -14,11 +14,11 @@ from edgespec.errors import EdgespecError
 from edgespec.planning.footprint import PROCESS, memory_of
 from edgespec.planning.memory_budget import OFF, AdmissionDecision, MemoryBudget
 from edgespec.runtimes.files.attention import default_attention
-from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.formats import FILE, FORMATS
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.checkpoints import ends_of_turns
-from tools.make_bundle_vectors import FACTS, HASH, KINDS, manifests
+from tools.make_bundle_vectors import BYTES, FACTS, HASH, KINDS, manifests
 
 LARGE = {
     "layers": 24, "hidden": 896, "intermediate": 4864, "heads": 14, "kv_heads": 2, "head_dim": 64, "vocab": 151_936,
@@ -45,13 +45,15 @@ def _bundles() -> Iterator[dict[str, Any]]:
         data["target"]["facts"] = facts
         yield data
     yield next(case["manifest"] for case in manifests() if "source" in case["manifest"]["target"])
-    for number, form in enumerate(FORMATS):
+    for number, form in enumerate((*FORMATS, FILE)):
         data = next(manifests())["manifest"]
         data["draft"]["facts"] = data["drafter"]["facts"] = FACTS | WIDE
         data["drafter"]["decoder"]["columns"] = 3 * WIDE["hidden"]
         rope = {"dims": 32, "other_dims": [16]} if number % 2 else {}
         more = {"facts": FACTS | LARGE | {"tied": number < 2, "rope": rope}, "format": form, "layout": "stock"}
         data["target"] |= more | {"head_format": ("fp32", None)[number % 2], "attention": None}
+        if form == FILE:
+            data["target"] |= {"head_format": None, "bytes_per_weight": BYTES}
         for part in ("target", "draft", "drafter"):
             data[part]["graphs"] = {"gated": {"file": "model.strict.onnx", "gated": True, "hidden": True}}
             data[part]["layout"] = "stock"

@@ -49,7 +49,9 @@ OF_GCC = {"__getauxval", "__errno_location"}
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("operators, form, some", [("native", "int4", 3), ("stock", "int8", 6)])
+@pytest.mark.parametrize(
+    "operators, form, some", [("native", "int4", 3), ("native", "int4-k", 6), ("stock", "int8", 6)]
+)
 def test_methods_write_what_python_writes(
     bundles: Callable[..., Path], tmp_path: Path, operators: Operators, form: Format, some: int
 ) -> None:

@@ -49,7 +49,8 @@ internal fun readBytes(part: JsonObject, native: Boolean): Long {
     fun size(form: String) = SPECS.getValue(form).let { if (native) it.read else it.level + it.scale + if (it.family == "channels") 4.0 / LARGE else 0.0 }
     val form = part["format"].asString
     val fine = part["int8_fraction"]?.asDouble ?: 0.0
-    val layer = (1 - fine) * size(form) + fine * if (fine > 0) size("int8") else 0.0
+    val kept = part["bytes_per_weight"]?.asJsonObject
+    val layer = kept?.get("layers")?.asDouble ?: ((1 - fine) * size(form) + fine * if (fine > 0) size("int8") else 0.0)
     val outside = vocab * (hidden * (if (facts["tied"]?.asBoolean == true) 1 else 2) + layers * fact("layer_embedding"))
     val attention = hidden * fact("head_dim") * (2 * fact("heads") + 2 * fact("kv_heads"))
     val all = fact("parameters").let { if (it > outside) it - outside else layers * (attention + 3 * hidden * fact("intermediate")) }
@@ -57,7 +58,8 @@ internal fun readBytes(part: JsonObject, native: Boolean): Long {
         3 * hidden * it["inner"].asLong * it["layers"].asJsonArray.size() * (it["count"].asLong - it["chosen"].asLong)
     } ?: 0
     val head = part["head_vocab"]?.asJsonObject?.takeIf { part["cut"]?.asBoolean == true }?.get("size")?.asLong ?: vocab
-    return Math.rint((all - idle) * layer + head * hidden * size(part["head_format"]?.asString ?: form)).toLong()
+    val last = kept?.get("head")?.asDouble ?: size(part["head_format"]?.asString ?: form)
+    return Math.rint((all - idle) * layer + head * hidden * last).toLong()
 }
 
 private const val LARGE = 4096 // columns of a matrix whose scales of a row do not count

@@ -201,7 +201,8 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     val inBlocks = SPECS.getValue(form).family == "blocks"
     val blocks = inBlocks && facts.hidden % BLOCK == 0
     val tied = facts.tied && (blocks || !inBlocks)
-    val own = matrixBytes(head, facts.vocab, facts.hidden)
+    val kept = part.bytesPerWeight
+    val own = if (kept == null) matrixBytes(head, facts.vocab, facts.hidden) else (kept.head * facts.vocab * facts.hidden).toLong()
     val cut = part.headVocab?.let { matrixBytes(head, it.size, facts.hidden) } ?: 0
     // a draft with a cut LM head multiplies only by that one, and only looks its embedding up; a drafter has none
     val row = if (tied) own / facts.vocab else rowBytes(part, blocks)
@@ -215,15 +216,17 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     val beside = if (part.cut) 0 else cut
     val size = files[part.weights]?.size ?: 0
     val matrices = maxOf(0, size - angles - table - lmHead - beside - heads - layerRow * facts.vocab)
-    return listOf(form to matrices + heads, head to lmHead + beside).sumOf { (kind, bytes) ->
+    return listOf(Triple(form, matrices + heads, kept?.layers), Triple(head, lmHead + beside, kept?.head)).sumOf { (kind, bytes, each) ->
         val spec = SPECS.getValue(kind)
-        (bytes / (spec.level + spec.scale) * spec.packed).toLong()
+        val (scale, all) = if (each == null) spec.scale to spec.level + spec.scale else 4.0 / BLOCK to each
+        (bytes / all * (all + scale)).toLong() // with the sum of each block
     }
 }
 
 /** Memory of a token's row in an embedding that is only looked up. */
 private fun rowBytes(part: ModelPart, blocks: Boolean): Long {
     val hidden = part.facts.hidden
+    part.bytesPerWeight?.let { return (it.embedding * hidden).toLong() }
     if (part.format == "fp32") return 4L * hidden
     return if (blocks) matrixBytes(part.embeddingFormat ?: part.format, 16, hidden) / 16 else hidden + 4L
 }

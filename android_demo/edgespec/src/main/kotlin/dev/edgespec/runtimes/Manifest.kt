@@ -38,13 +38,16 @@ class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask:
 /** The tokens that a cut LM head scores: little-endian int32 [size]. */
 class HeadVocab(val file: String, val size: Int)
 
+/** Mean bytes of a weight that is stored as its file has it, of format "file". */
+class BytesPerWeight(val layers: Double, val head: Double, val embedding: Double)
+
 /** A model of the bundle: its facts, its format and its graphs over one weight file. */
 class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
     val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?,
     val headFormat: String?, val embeddingFormat: String?, val planes: Boolean, val source: SourcePart?, val encoder: ModelPart?,
-    val image: ImagePart?, val tower: ModelPart?, val projectors: List<ModelPart>,
+    val image: ImagePart?, val tower: ModelPart?, val projectors: List<ModelPart>, val bytesPerWeight: BytesPerWeight?,
 ) {
     /** The graph that can run every method: gated if there is one, else strict, else plain, else one only for native operators. */
     val main: String get() = MAIN_GRAPHS.first { it in graphs }
@@ -247,6 +250,11 @@ private fun Reader.model(): ModelPart {
             SourcePart(text("kind", listOf("text", "features")), int("max_rows", 1), width("width"), features, flag("shares_encoder"))
         },
         partOrNull("encoder") { model() }, partOrNull("image") { image() }, partOrNull("tower") { model() }, parts("projectors") { model() },
+        partOrNull("bytes_per_weight") {
+            ignore("planes")
+            fun Reader.bytes(name: String) = numberOrNull(name)?.takeIf { it > 0 && it <= 4 } ?: throw wrong(name, "expected more than 0, at most 4")
+            BytesPerWeight(bytes("layers"), bytes("head"), bytes("embedding"))
+        },
     )
     val (layers, hidden) = found.facts.layers to found.facts.hidden
     if (MAIN_GRAPHS.none { it in found.graphs }) throw wrong("graphs", "there is none to decode with")
