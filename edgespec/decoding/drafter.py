@@ -50,6 +50,7 @@ class Drafter:
     stops: bool = False  # ``propose_until`` stops drafting where more draft tokens are not worth it
     # proposing runs layers of the pass that verifies, even where it ends without a guess; ``rest`` is what is left
     runs_ahead: bool = False
+    follows_others: bool = False  # `observe` gets the rounds of other drafters as they get them
 
     @property
     def wants(self) -> frozenset[str]:

@@ -170,7 +170,7 @@ class Drafting:
         others = len(self._drafters) > 1
         for drafter, observe in self._observers:
             try:
-                if others and drafter is not own:
+                if others and drafter is not own and not drafter.follows_others:
                     elsewhere = Verdict((), verdict.next_token)
                     kept = [0, *(node + 1 for node in verdict.path)]
                     observe(EMPTY, elsewhere, _last_row(output, kept))

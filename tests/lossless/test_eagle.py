@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import Settings
+from edgespec.drafters import hidden_state
 from edgespec.drafters.draft_cache import DraftCache
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -78,6 +79,29 @@ def test_trees(bundle: Callable[[Format], Path], operators: Operators, form: For
                 assert result.stats.dropped_reason is None
                 assert 0 < result.stats.accepted < result.stats.drafted
                 assert not result.exact
+
+
+def test_rows_are_of_the_text_whoever_guessed_it(
+    bundle: Callable[[Format], Path], operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While n-grams guess right, the drafter reads what they wrote, with the states of the same tokens."""
+    monkeypatch.setattr(hidden_state, "MOST_OWED", 8)
+    appended, append = list[tuple[int, list[int]]](), DraftCache.append
+
+    def record(self: DraftCache, tokens: Sequence[int], states: NDArray[np.float32]) -> None:
+        appended.append((len(self), list(tokens)))
+        append(self, tokens, states)
+
+    monkeypatch.setattr(DraftCache, "append", record)
+    with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
+        prompt = engine.codec.encode("the the the the the the the the the the the the")
+        settings = GREEDY.changed(max_new_tokens=80, proposers=("ngram", "eagle"))
+        result = engine.generate(prompt, settings, method="chain")
+        assert sum(one.accepted for one in result.stats.recent if one.method == "ngram") > 8
+        text = [*prompt, *result.tokens]
+    assert any(at >= len(prompt) for at, _ in appended)
+    for at, tokens in appended:
+        assert tokens == text[at + 1 : at + 1 + len(tokens)]
 
 
 def test_turns_and_a_saved_session(bundle: Callable[[Format], Path], operators: Operators, tmp_path: Path) -> None:

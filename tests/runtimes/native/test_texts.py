@@ -20,8 +20,11 @@ from tests.support.c_sessions import NO_FILE, Bundle, Refused, RoundFound, codec
 pytestmark = pytest.mark.usefixtures("native")
 METHODS = "plain", "ngram", "speculative"
 SAMPLED = SamplingParams(1.2, seed=3, acceptance="coupled")
-MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": 'Who\'s "there"?\n\t\\ \x01 é'}, {"role": "assistant", "content": "I."},
-            {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]  # fmt: skip
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": 'Who\'s "there"?\n\t\\ \x01 é'},
+    {"role": "assistant", "content": "I."},
+    {"role": "user", "content": [{"type": "text", "text": "Why?"}]},
+]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
