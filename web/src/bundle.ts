@@ -12,14 +12,14 @@ export interface Source {
 export interface Manifest {
   target: Part;
   draft?: Part | null;
+  drafter?: Part | null;
   translation?: unknown;
   files: Record<string, { size?: number; sha256?: string }>;
 }
 interface Part {
   graphs?: { native?: { file: string } };
   weights?: string;
-  cut?: boolean;
-  head_vocab?: { file: string };
+  head_vocab?: { file: string } | null;
 }
 
 // Only workers have it, and TypeScript's types of pages do not.
@@ -139,10 +139,10 @@ export function parsed(name: string, bytes: Uint8Array): any {
 // Files that the module opens: graphs of native operators, their weights, and tokens of cut LM heads.
 function needed(manifest: Manifest): string[] {
   const names: string[] = [];
-  for (const part of [manifest?.target, manifest?.translation ? null : manifest?.draft]) {
-    if (!part) continue;
-    for (const name of [part.graphs?.native?.file, part.weights, part.cut ? part.head_vocab?.file : undefined])
-      if (name !== undefined) names.push(name);
+  for (const part of [manifest?.target, manifest?.translation ? null : manifest?.draft, manifest?.drafter]) {
+    if (!part?.graphs?.native) continue;
+    for (const name of [part.graphs.native.file, part.weights, part.head_vocab?.file])
+      if (name !== undefined && !names.includes(name)) names.push(name);
   }
   return names;
 }
