@@ -42,7 +42,7 @@ class HiddenStateDrafter(DrawingDrafter):
     """
 
     wants = AUX_HIDDEN
-    follows_others = True  # a row needs its token and its states, whoever guessed it
+    follows_others = True  # a row needs its token and states, from any guess
 
     def __init__(self, target: Target, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None) -> None:
         self.name, self.target, self.slot, self.branch = name, target, slot, branch or (1,)

@@ -74,7 +74,7 @@ def test_every_embedded_file_has_a_license() -> None:
 
 def test_memory_by_model_is_what_plan_predicts(tmp_path: Path) -> None:
     rows = re.findall(r"^\| ([A-Z][\w. ]+B) \| ([\d |]+) \|$", text_of("docs/guides/raspberry-pi.md"), re.M)
-    assert len(rows) >= 5
+    assert len(rows) >= 3
     for model, figures in rows:
         shape = SHAPES[model.lower().replace(" ", "-")]
         (tmp_path / "config.json").write_text(json.dumps(shape), "utf-8")
