@@ -236,6 +236,8 @@ class ConcatSlot(Slot):
 
     def crop(self, length: int) -> int:
         length = self.cropped(length)
+        if self._after:
+            self._back(0)
         if self._ports.states and length < len(self.tokens):
             self._forget_states()
         return super().crop(length)
@@ -262,6 +264,7 @@ class ConcatSlot(Slot):
                     self._load(saved, length)
                 elif length > len(self.tokens):
                     self._run(np.array(held[len(self.tokens) : length], np.int64))
+                    self._after = []
                 self.tokens = held[:length]
                 found[start:end] = self._run(tokens[start:end])
                 if self._ports.states:
@@ -296,7 +299,7 @@ class ConcatSlot(Slot):
 
     def take_up(self, tokens: Sequence[int], high_water_mark: int) -> list[NDArray[Any]]:
         self.reserve(len(tokens))
-        self.tokens = list(tokens)
+        self.tokens, self._after = list(tokens), []
         self._held, self._held_rows = self._views(self._now, len(tokens)), len(tokens)
         return self.held()
 
@@ -372,6 +375,7 @@ class ConcatSlot(Slot):
         """Hold the states after the first ``count`` rows of the last pass; its other rows are cropped later."""
         for name, state in self._after[count].items() if count < len(self._after) else ():
             self._held[name].array[...] = state
+        self._after = []
 
     def _copied_states(self) -> dict[str, Rows]:
         return {one.past: self._held[one.past].array.copy() for one in self._ports.cache if not one.grows}
@@ -383,6 +387,8 @@ class ConcatSlot(Slot):
 
     def _trim(self) -> None:
         """Forget rows after the slot's tokens."""
+        if self._after:  # nothing of the last pass was kept
+            self._back(0)
         if self._held_rows != len(self.tokens):
             self._load({name: bound.array for name, bound in self._held.items()}, len(self.tokens))
 
