@@ -66,8 +66,9 @@ def candidate(options: ExportOptions, form: Format, budget: int) -> Candidate:
     own = [one for one in plan.candidates if one.use.method == AR]
     least = min(own or plan.candidates, key=lambda one: one.memory.peak)
     size = sum(entry.size for entry in planned.files.values())
+    streams = plan.pick is not None and plan.pick.streaming is not None and plan.pick.streaming.kind == "layers"
     return Candidate(form, size, least.memory.peak, max(one.rate for one in own or plan.candidates),
-                     plan.pick is not None, None)  # fmt: skip
+                     plan.pick is not None, None, streams)  # fmt: skip
 
 
 def _unmeasured(source: LoadedSource, arch: Architecture) -> str:

@@ -29,6 +29,7 @@ class Candidate:
     rate: float  # speed of plain decoding, in proportion
     fits: bool  # the budget
     loss: Loss | None  # None = it was not measured
+    streams: bool = False  # it fits only while layers are read from the disk for each token
 
     @property
     def good(self) -> bool:
@@ -95,7 +96,8 @@ def choose(
     Raises:
         QualityError: only what loses more than the bound fits, or nothing.
     """
-    fitting = [one for one in candidates if one.fits]
+    streamed = [one for one in candidates if one.fits]
+    fitting = [one for one in streamed if not one.streams] or streamed
     if not fitting:
         least = min(candidates, key=lambda one: one.peak)
         raise QualityError(
@@ -114,7 +116,7 @@ def choose(
         return FormatChoice(pick, candidates, unmeasured, calibrates)
     best = max(fitting, key=lambda one: FORMATS.index(one.format) if one.loss is None else -one.loss.kl)
     lost = "an unmeasured share" if best.loss is None else _percent(best.loss)
-    better = min((one for one in candidates if not one.fits), key=lambda one: one.peak, default=None)
+    better = min((one for one in candidates if one not in fitting), key=lambda one: one.peak, default=None)
     more = f"; {better.format} needs {show_bytes(better.peak)}" if better else ""
     raise QualityError(
         f"only {best.format} fits {show_bytes(budget)}, and it loses {lost} of quality (bound: {BOUND:.0%}){more}",

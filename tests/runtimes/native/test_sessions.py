@@ -605,7 +605,7 @@ def test_a_mask_of_tokens(both: Callable[[str], Both]) -> None:
             for method in METHODS:
                 params = replace(base, constraint=parity)
                 theirs = found.python(prompt, params, method, 4, 16)
-                wanted = settings_of(params, method, 16, 4, mask=parity.mask())
+                wanted = settings_of(params, method, 16, 4, mask=parity.mask(), nodes=NODES)
                 assert found.session.rounds(prompt, wanted) == theirs
                 accepted += sum(one.accepted for one in theirs)
     assert accepted
@@ -639,7 +639,7 @@ def test_what_does_not_fit_is_refused(both: Callable[[str], Both], tmp_path: Pat
         ([], {}, "at least one token"),
         ([vocab], {}, "outside the vocabulary"),
         ([-1], {}, "outside the vocabulary"),
-        ([1], {"method": "medusa"}, "expected one of this bundle: plain, ngram"),
+        ([1], {"method": "swift"}, "expected one of this bundle: plain, ngram"),
         ([1], {"method": "ngram,,plain"}, "expected one of this bundle: plain, ngram"),
         ([1], {"method": "ngram,plain,ngram"}, "each one once"),
         ([1], {"method": "speculative", "branch": (8, 9)}, "at most 64 guesses"),
