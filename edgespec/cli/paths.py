@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from edgespec.cli.common import emit_json, json_option, print_table
+from edgespec.cli.common import emit_json, json_option
 
 
 @click.command("paths")
@@ -22,4 +22,5 @@ def command(as_json: bool) -> None:
     if as_json:
         emit_json({name: str(path) for name, path in found.items()})
         return
-    print_table((), [(name, str(path)) for name, path in found.items()])
+    for name, path in found.items():
+        click.echo(f"{name:10} {path}")  # whole, however narrow the terminal is

@@ -103,7 +103,7 @@ def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
     alone = engine.generate("ROMEO:", PLAIN).tokens
     pays, reading = list[bool](), threading.get_ident()
     monkeypatch.setattr(Control, "_best", lambda self, record, rows: (int(bool(pays)), 1.0, 0.5))
-    monkeypatch.setattr(Control, "_to_probe", lambda self, record, rows: 0)
+    monkeypatch.setattr(Control, "_to_probe", lambda self, *given: 0)
     monkeypatch.setattr("edgespec.control.adaptive.REST", 1)
 
     def other(_: float) -> None:
