@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel, unknown_name
 from edgespec.runtimes.files.lora import AT_EXPORT, LowRankPair, digest, read_pairs
-from edgespec.runtimes.ort.native_library import native_library
-from edgespec.runtimes.slots.handles import ADDRESS, HANDLE, NUMBER
+from edgespec.runtimes.slots.handles import ADDRESS, NUMBER, Functions
 
 AS_STORED = (
     "apertus", "exaone4", "gemma", "gemma2", "gemma3_text", "hunyuan_v1_dense", "lfm2", "llama", "ministral3",
@@ -27,23 +25,15 @@ ROW = 1 << 32  # times the number of an adapter, in the line of a plan that name
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    path = native_library().path
-    assert path is not None  # without it no model has native operators
-    library = ctypes.CDLL(str(path))
-    signatures: dict[str, tuple[Any, ...]] = {
-        "open": (HANDLE, ctypes.c_char_p),
-        "close": (None, HANDLE),
-        "use": (ctypes.c_int, HANDLE),
-        "begin": (NUMBER, HANDLE),
-        "add": (NUMBER, HANDLE, ctypes.c_char_p, *[NUMBER] * 3, ADDRESS, ADDRESS, ctypes.c_double, NUMBER),
-        "bytes": (NUMBER, HANDLE),
+def _functions() -> Functions:
+    signatures = {
+        "close": (None,),
+        "use": (ctypes.c_int,),
+        "begin": (NUMBER,),
+        "add": (NUMBER, ctypes.c_char_p, *[NUMBER] * 3, ADDRESS, ADDRESS, ctypes.c_double, NUMBER),
+        "bytes": (NUMBER,),
     }
-    for name, (result, *types) in signatures.items():
-        function = getattr(library, f"edgespec_adapters_{name}")
-        function.restype, function.argtypes = result, types
-    library.edgespec_error.restype = ctypes.c_char_p
-    return library
+    return Functions("adapters", signatures, (ctypes.c_char_p,), slow=True)
 
 
 class AdapterStore:
@@ -70,16 +60,17 @@ class AdapterStore:
                 "matrices of such models",
                 AT_EXPORT,
             )
-        self._library, self._graph = _library(), graph
+        self._functions, self._graph = _functions(), graph
+        self._of = self._functions.of
         self.numbers: dict[str, int] = {}
         self.digests: dict[int, str] = {}
-        self._handle = self._library.edgespec_adapters_open(os.fsencode(graph))
+        self._handle = self._functions.try_open(os.fsencode(graph))
         if self._handle is None:
-            raise BundleError(f"{graph}: takes no adapters: {self._why()}", "export the bundle again")
+            raise BundleError(f"{graph}: takes no adapters: {self._functions.why}", "export the bundle again")
         for name, folder in folders.items():
-            number = int(self._library.edgespec_adapters_begin(self._handle))
+            number = int(self._of["begin"](self._handle))
             if number < 0:
-                raise BundleError(f"{folder}: {self._why()}")
+                raise BundleError(f"{folder}: {self._functions.why}")
             try:
                 for pair in read_pairs(folder):
                     self._add(folder, pair)
@@ -87,7 +78,7 @@ class AdapterStore:
             except ExportError as error:
                 raise BundleError(error.message, error.hint) from error
             self.numbers[name] = number
-        self.nbytes = int(self._library.edgespec_adapters_bytes(self._handle))
+        self.nbytes = int(self._of["bytes"](self._handle))
 
     def _add(self, folder: Path, pair: LowRankPair) -> None:
         a, b = np.ascontiguousarray(pair.a), np.ascontiguousarray(pair.b)
@@ -95,19 +86,16 @@ class AdapterStore:
         # a base model saved without its head lacks the first part of the name
         for module in dict.fromkeys((pair.module, pair.module.partition(".")[2])):
             name = f"{module}.weight".encode()
-            if self._library.edgespec_adapters_add(
+            if self._of["add"](
                 self._handle, name, rank, inputs, outputs, a.ctypes.data, b.ctypes.data, pair.scale, pair.bits
             ) >= 0:  # fmt: skip
                 return
-            why = self._why()
+            why = self._functions.why
             if "no such matrix" not in why:
                 break
             why = f"{pair.module}.weight: this model has no such matrix that rows can be added to"
         hint = "give the model that the adapter was trained on (base_model_name_or_path in adapter_config.json), or "
         raise UnsupportedModel(f"{folder}: {why}", hint + AT_EXPORT)
-
-    def _why(self) -> str:
-        return str(self._library.edgespec_error().decode(errors="replace").removeprefix("edgespec: "))
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -116,11 +104,11 @@ class AdapterStore:
         Raises:
             BundleError: no session took them.
         """
-        self._library.edgespec_adapters_use(self._handle)
+        self._of["use"](self._handle)
         try:
             yield
         finally:
-            left = self._library.edgespec_adapters_use(None)
+            left = self._of["use"](None)
         if left:
             raise BundleError(f"{self._graph}: its session takes no adapters", "export the bundle again")
 
@@ -134,5 +122,5 @@ class AdapterStore:
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:
-            self._library.edgespec_adapters_close(self._handle)
+            self._of["close"](self._handle)
             self._handle = None
