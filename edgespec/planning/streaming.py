@@ -42,12 +42,15 @@ def can_stream(part: ModelPart, use: RunOptions) -> bool:
     return sys.platform != "win32" and use.operators == "native" and use.device == "cpu" and NATIVE in part.graphs
 
 
+def _piece_bytes(manifest: Manifest) -> int:
+    """Bytes of an expert, or of a layer."""
+    part = manifest.target
+    return expert_bytes(part) or streamed_bytes(part, manifest.files) // part.facts.layers
+
+
 def slot_bytes(manifest: Manifest) -> int:
     """Bytes of an expert in the cache, or of a layer: whole pages of the file."""
-    part = manifest.target
-    if part.facts.experts is not None:
-        return expert_bytes(part) + 2 * PARTS * PAGE
-    return streamed_bytes(part, manifest.files) // part.facts.layers + 2 * LAYER_PARTS * PAGE
+    return _piece_bytes(manifest) + 2 * (LAYER_PARTS if manifest.target.facts.experts is None else PARTS) * PAGE
 
 
 def read_at_once(manifest: Manifest) -> int:
@@ -82,8 +85,7 @@ def cache_for(
     if not can_stream(part, use) or memory_of(manifest, asked, process).peak <= limit:
         return None
     rest = memory_of(manifest, replace(use, expert_cache=0, greedy=False), process).peak  # requests may sample
-    each = expert_bytes(part) if mixed else streamed_bytes(part, manifest.files) // part.facts.layers
-    most = (streamed_bytes(part, manifest.files) // each) * slot_bytes(manifest)
+    most = (streamed_bytes(part, manifest.files) // _piece_bytes(manifest)) * slot_bytes(manifest)
     room = int((limit - rest) / (1 + MARGIN))  # memory_of adds a share of all private bytes
     return min(max(room, least_cache(manifest)), most)
 
