@@ -33,7 +33,7 @@ from edgespec.errors import EdgespecError
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support.c_interface import array, library
 
-OK, REFUSED, NO_MEMORY, CANCELLED, FULL, NO_FILE, BROKEN = range(7)
+OK, REFUSED, NO_MEMORY, CANCELLED, FULL, NO_FILE, BROKEN, HOST_FAILED = range(8)
 FINISH = None, "eos", "length", "context", "stop"
 
 PROGRESS = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
@@ -49,9 +49,25 @@ class BundleFacts(ctypes.Structure):
     )  # fmt: skip
 
 
+class HostPass(ctypes.Structure):
+    _fields_ = (
+        ("size", c_uint32), ("rows", c_int32), ("tokens", POINTER(c_int64)), ("positions", POINTER(c_int64)),
+        ("parents", POINTER(c_int32)), ("kept", c_int64), ("moves", POINTER(c_int64)), ("move_count", c_int32),
+        ("scored", c_int32), ("columns", c_int64), ("logits", POINTER(c_float)),
+    )  # fmt: skip
+
+
+RUN = CFUNCTYPE(c_int32, c_void_p, POINTER(HostPass))
+WHY = CFUNCTYPE(c_void_p, c_void_p)
+
+
+class HostOfC(ctypes.Structure):
+    _fields_ = (("size", c_uint32), ("trees", c_int32), ("user", c_void_p), ("run", RUN), ("error", WHY))
+
+
 class SessionOptions(ctypes.Structure):
     _fields_ = (("size", c_uint32), ("attention", c_int32), ("context", c_int64), ("ngram_store", c_char_p),
-                ("max_bytes", c_uint64))  # fmt: skip
+                ("max_bytes", c_uint64), ("target", POINTER(HostOfC)), ("draft", POINTER(HostOfC)))  # fmt: skip
 
 
 class Settings(ctypes.Structure):
@@ -211,14 +227,16 @@ class Owned:
 
 
 class Bundle(Owned):
-    """An opened folder; ``cache``: bytes for weights that stay in the file."""
+    """An opened folder; ``cache``: bytes for weights that stay in the file; ``hosted``: its passes are the caller's."""
 
     kind = "bundle"
 
-    def __init__(self, folder: Path, threads: int = 1, cache: int | None = None) -> None:
+    def __init__(self, folder: Path, threads: int = 1, cache: int | None = None, hosted: bool = False) -> None:
         super().__init__()
         given = str(folder).encode(), c_int32(threads)
-        if cache is None:
+        if hosted:
+            called("edgespec_bundle_open_hosted", given[0], byref(self.handle))
+        elif cache is None:
             called("edgespec_bundle_open", *given, byref(self.handle))
         else:
             called("edgespec_bundle_open_streamed", *given, c_uint64(cache), byref(self.handle))
@@ -263,10 +281,12 @@ class Session(Owned):
     kind = "session"
 
     def __init__(self, bundle: Bundle, attention: int = 0, context: int = 0, store: Path | None = None,
-                 max_bytes: int = 0) -> None:  # fmt: skip
+                 max_bytes: int = 0, target: HostOfC | None = None, draft: HostOfC | None = None) -> None:  # fmt: skip
         super().__init__()
         named = None if store is None else str(store).encode()
-        options = SessionOptions(ctypes.sizeof(SessionOptions), attention, context, named, max_bytes)
+        hosts = [POINTER(HostOfC)() if one is None else ctypes.pointer(one) for one in (target, draft)]
+        options = SessionOptions(ctypes.sizeof(SessionOptions), attention, context, named, max_bytes, *hosts)
+        self._hosts = target, draft  # whose functions C calls
         called("edgespec_session_open", bundle.handle, byref(options), byref(self.handle))
 
     def begin(self, prompt: Sequence[int], settings: Settings) -> None:

@@ -36,7 +36,7 @@ ISA_FLAGS["isa_avx512"] += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  #
 ARM = tuple(isa for isa, flags in ISA_FLAGS.items() if any(flag.startswith("-march=arm") for flag in flags))
 # layers between passes and their callers
 READERS = ("texts", "c_api")
-LOOP = ("sampling", "verify", "target", "drawing", "ngram", "cost", "control", "policy", "heads",
+LOOP = ("sampling", "verify", "target", "hosted", "drawing", "ngram", "cost", "control", "policy", "heads",
         "hidden_state", "loop", "json",
         "shared_library", "codec", "stream", "bundle", "session")  # fmt: skip
 BESIDE = ("values", "ops", "node", "jni", *READERS, *LOOP)

@@ -12,7 +12,8 @@ constexpr double kDraftRate = 1 - 1 / 2.49, kSkipRate = 0.7, kPlanesRate = 0.9, 
 constexpr double kMedusaRate = 0.5, kBlockwiseRate = 0.48, kEagleRate = 0.66, kMtpRate = 0.6;
 constexpr double kMostCost = 1e6;  // of a draft step, in passes
 constexpr int64_t kMostHeads = 64;
-constexpr int64_t kMostContext = int64_t(1) << 32, kMostExtra = 1 << 12, kMostGuesses = 64, kMostVocab = 1 << 24;
+constexpr int64_t kMostContext = int64_t(1) << 32, kMostExtra = 1 << 12, kHostedExtra = 64, kMostGuesses = 64,
+                  kMostVocab = 1 << 24;
 
 // A file of the folder; its name must not lead out of it.
 std::string inside(const std::string& folder, const std::string& name) {
@@ -47,23 +48,27 @@ std::vector<int64_t> read_head(const std::string& path, int64_t size, int64_t vo
   return found;
 }
 
-ModelPart read_part(const std::string& folder, const Json& part, const char* name, bool fused = false) {
+// fused: it begins with hidden states of the target.  hosted: the caller has its graph.
+ModelPart read_part(const std::string& folder, const Json& part, const char* name, bool hosted, bool fused = false) {
   ModelPart found;
   for (const char* beside : {"source", "image", "sound", "tower", "decoder"})
     if (!part[beside].is_null() && !(fused && beside == std::string("decoder")))
       refuse(std::string(name) + ": reads more than tokens: its passes are run by edgespec_run");
-  const Json& graph = part["graphs"]["native"];
-  if (graph.is_null())
-    throw Failure(EDGESPEC_NO_FILE, std::string(name) + ": has no graph of native operators: export it for those");
-  found.graph = inside(folder, graph["file"].text("file"));
+  if (!hosted) {
+    const Json& graph = part["graphs"]["native"];
+    if (graph.is_null())
+      throw Failure(EDGESPEC_NO_FILE, std::string(name) + ": has no graph of native operators: export it for those");
+    found.graph = inside(folder, graph["file"].text("file"));
+  }
   found.context = bounded(part["facts"]["context"], "context", 0, 1, kMostContext);
   found.vocab = bounded(part["facts"]["vocab"], "vocab", 0, 1, kMostVocab);
   const Json& extra = part["extra_rows"];  // of schema 5: headroom
-  found.extra_rows = bounded(extra.is_null() ? part["headroom"] : extra, "extra_rows", 0, 1, kMostExtra);
+  found.extra_rows =
+      bounded(extra.is_null() ? part["headroom"] : extra, "extra_rows", hosted ? kHostedExtra : 0, 1, kMostExtra);
   if (part["cut"].flag("cut", false))
     found.head = read_head(inside(folder, part["head_vocab"]["file"].text("head_vocab")),
                            bounded(part["head_vocab"]["size"], "head_vocab", 0, 1, found.vocab), found.vocab);
-  if (part["attention"].is_null()) return found;
+  if (hosted || part["attention"].is_null()) return found;
   const std::string attention = part["attention"]["default"].text("attention");
   if (attention == "f32")
     found.attention = EDGESPEC_ATTENTION_F32;
@@ -193,15 +198,26 @@ void edgespec::check_branch(const std::vector<int64_t>& branch) {
   }
 }
 
-edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache) : folder(folder) {
+edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache, bool hosted)
+    : folder(folder), hosted(hosted) {
   const Mapping file(folder + "/edgespec.json");
   const Json manifest = Json::parse(reinterpret_cast<const char*>(file.data()), file.size());
   const int64_t schema = manifest["schema_version"].number("schema_version", 0);
   if (schema < kOldest || schema > kNewest)
     refuse("a bundle of schema " + std::to_string(schema) + ": expected " + std::to_string(kOldest) + " to " +
            std::to_string(kNewest) + "; export it again");
-  target_part = read_part(folder, manifest["target"], "target");
+  target_part = read_part(folder, manifest["target"], "target", hosted);
   if (!target_part.head.empty()) refuse("target: its LM head is cut");
+  stops = manifest["tokenizer"]["eos"].numbers("eos");
+  for (const auto& [rows, ms] : manifest["cost"]["verify_ms"].members())
+    if (const int n = std::atoi(rows.c_str()); n > 0 && ms.real("verify_ms", 0) > 0)
+      verify[n] = ms.real("verify_ms", 0);
+  // a draft with another tokenizer runs only in Python
+  if (const Json& draft_of = manifest["draft"]; !draft_of.is_null() && manifest["translation"].is_null()) {
+    draft_part = read_part(folder, draft_of, "draft", hosted);
+    methods["speculative"] = read_method(manifest["methods"]["speculative"], false);
+  }
+  if (hosted) return;
   target = open_graph(target_part.graph, threads, false, cache);
   target->check_texts();
   expect_vocab(*target, target_part, "target");
@@ -209,20 +225,14 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uin
     methods["self-spec"] = read_method(self, true);
   else if (target->gates.plane < target->gates.count)  // drafts by the high planes of everything need no preparation
     methods["self-spec"] = by_high_planes(target->gates.layers);
-  for (const auto& [rows, ms] : manifest["cost"]["verify_ms"].members())
-    if (const int n = std::atoi(rows.c_str()); n > 0 && ms.real("verify_ms", 0) > 0)
-      verify[n] = ms.real("verify_ms", 0);
-  // a draft with another tokenizer runs only in Python
-  if (const Json& draft_of = manifest["draft"]; !draft_of.is_null() && manifest["translation"].is_null()) {
-    draft_part = read_part(folder, draft_of, "draft");
+  if (!draft_part.graph.empty()) {
     draft = open_graph(draft_part.graph, threads, true);
     draft->check_texts();
     expect_vocab(*draft, draft_part, "draft");
-    methods["speculative"] = read_method(manifest["methods"]["speculative"], false);
   }
   if (const Json& part = manifest["drafter"]; draws_chains(part)) {
     const std::string kind = part["decoder"]["kind"].text("kind");
-    drafter_part = read_part(folder, part, "drafter", true);
+    drafter_part = read_part(folder, part, "drafter", false, true);
     drafter = open_graph(drafter_part.graph, threads, true);
     drafter->check_texts();
     expect_vocab(*drafter, drafter_part, "drafter");
@@ -236,7 +246,6 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uin
       methods[name] = read_heads(folder, method, manifest["target"], target_part.vocab, rate);
   const Json& entry = manifest["files"][manifest["target"]["weights"].text("weights")];
   if (!entry["sha256"].is_null()) weights = entry["sha256"].text("sha256");
-  stops = manifest["tokenizer"]["eos"].numbers("eos");
 }
 
 std::string edgespec_bundle::chain() const {

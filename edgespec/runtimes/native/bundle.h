@@ -40,11 +40,13 @@ struct MethodPart {
 }  // namespace edgespec
 
 struct edgespec_bundle {
-  // cache: bytes for weights of the target that are read when a pass needs them, 0: all are mapped.  Throws Failure,
-  // std::invalid_argument: there is no such bundle, or it has no graphs of native operators.
-  edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache = 0);
+  // cache: bytes for weights of the target that are read when a pass needs them, 0: all are mapped.  hosted: the caller
+  // runs the passes, and no graph is opened.  Throws Failure, std::invalid_argument: there is no such bundle, or it has
+  // no graphs of native operators.
+  edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache = 0, bool hosted = false);
 
   const std::string folder;
+  const bool hosted;
   std::unique_ptr<edgespec::Codec> codec;  // null: there is none
   edgespec::ModelPart target_part, draft_part, drafter_part;
   edgespec::OpenedModel target, draft, drafter;  // null where there is none; drafter: of the target's hidden states

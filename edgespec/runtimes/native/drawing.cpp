@@ -208,7 +208,7 @@ Proposal DraftModel::draw_tree(const Request& request, int64_t length) {
 
 // ---- the target itself ---------------------------------------------------------------------------------------------
 
-SelfDraft::SelfDraft(Target& target, const SkipSet& skip, Confidence& confidence)
+SelfDraft::SelfDraft(NativeTarget& target, const SkipSet& skip, Confidence& confidence)
     : target_(target), learned_(confidence), first_(confidence), own_(confidence), confidence_(&confidence) {
   const Gates& at = target.gates();
   gates_ = at.whole();

@@ -77,7 +77,7 @@ struct SkipSet {
 class SelfDraft : public DrawingDrafter {
  public:
   // confidence: of its guesses; it outlives this.
-  SelfDraft(Target& target, const SkipSet& skip, Confidence& confidence);
+  SelfDraft(NativeTarget& target, const SkipSet& skip, Confidence& confidence);
 
   const char* name() const override { return "self-spec"; }
   DrafterFacts facts() const override { return {false, true, {}}; }
@@ -92,7 +92,7 @@ class SelfDraft : public DrawingDrafter {
  private:
   Row run(int64_t token, int64_t offset, bool best);
 
-  Target& target_;
+  NativeTarget& target_;
   std::unique_ptr<bool[]> gates_;
   int columns_;
   Confidence& learned_;     // of all texts

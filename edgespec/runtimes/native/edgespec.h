@@ -29,7 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EDGESPEC_C_VERSION 5
+#define EDGESPEC_C_VERSION 6
 
 #if defined(_WIN32) && defined(EDGESPEC_STATIC)
 #define EDGESPEC_API
@@ -52,12 +52,13 @@ typedef struct edgespec_session edgespec_session;
 
 enum {
   EDGESPEC_OK = 0,
-  EDGESPEC_REFUSED = 1,   /* a file or an argument; nothing has changed */
-  EDGESPEC_NO_MEMORY = 2, /* slots that the call was to change are empty */
-  EDGESPEC_CANCELLED = 3, /* the call may be repeated: what was done before is not lost */
-  EDGESPEC_FULL = 4,      /* the prompt leaves no room in the context */
-  EDGESPEC_NO_FILE = 5,   /* a file that is not there, or a bundle without graphs of native operators */
-  EDGESPEC_BROKEN = 6     /* the model gives NaN or infinity */
+  EDGESPEC_REFUSED = 1,    /* a file or an argument; nothing has changed */
+  EDGESPEC_NO_MEMORY = 2,  /* slots that the call was to change are empty */
+  EDGESPEC_CANCELLED = 3,  /* the call may be repeated: what was done before is not lost */
+  EDGESPEC_FULL = 4,       /* the prompt leaves no room in the context */
+  EDGESPEC_NO_FILE = 5,    /* a file that is not there, or a bundle without graphs of native operators */
+  EDGESPEC_BROKEN = 6,     /* the model gives NaN or infinity */
+  EDGESPEC_HOST_FAILED = 7 /* a pass that the caller runs (edgespec_host) */
 };
 
 /* How keys and values are kept.  Formats with tables (int4, nomad) are not offered here. */
@@ -213,6 +214,10 @@ EDGESPEC_API int edgespec_bundle_open(const char* folder, int32_t threads, edges
  * first one did fails.  Refused: a cache too small for two experts or three layers, and systems without such reads. */
 EDGESPEC_API int edgespec_bundle_open_streamed(const char* folder, int32_t threads, uint64_t cache,
                                                edgespec_bundle** bundle);
+/* The same without models, whose passes the caller runs (edgespec_host): of a bundle for other operators, or of any
+ * folder with an edgespec.json that has "schema_version": 6, the context and vocabulary of the "target" ("facts"), and
+ * the end tokens of the "tokenizer" ("eos"); of a "draft" likewise (since version 6). */
+EDGESPEC_API int edgespec_bundle_open_hosted(const char* folder, edgespec_bundle** bundle);
 EDGESPEC_API void edgespec_bundle_close(edgespec_bundle* bundle); /* null is fine */
 
 typedef struct edgespec_bundle_facts {
@@ -264,6 +269,42 @@ EDGESPEC_API int edgespec_encode_chat(const edgespec_bundle* bundle, const edges
                                       int32_t message_count, const char* more, int64_t* ids, size_t room,
                                       size_t* count);
 
+/* ---- passes of the caller (since version 6) ----
+ *
+ * A model of another runtime, such as ONNX Runtime, decodes by the same loop: the caller runs its passes, and has its
+ * cache.  Place i of the cache holds the keys and values of token i of the text; a pass writes those of its rows to the
+ * places after the first `kept`, one after the other, and whatever was there is not needed any more.  Keys and values
+ * of a place depend on the tokens before it in its path, and on nothing else.  The cache has room for the session's
+ * context and the rows of a pass, 64 at most where the manifest does not say `extra_rows`. */
+typedef struct edgespec_host_pass {
+  uint32_t size;
+  int32_t rows;
+  const int64_t* tokens;    /* [rows] */
+  const int64_t* positions; /* [rows] of the tokens in their paths: those before each, ascending in a chain */
+  /* [rows]: the earlier row of the pass that a row continues, -1: the kept text; null: each the one before it.  A row
+   * attends to the kept text, to the rows of its path, and to itself. */
+  const int32_t* parents;
+  int64_t kept; /* places that stay; it may be less than after the last pass, which is then cut back */
+  /* [move_count][2] to be done first, in this order: what is at one place is copied to another, which is lower; where a
+   * path of a tree was kept */
+  const int64_t* moves;
+  int32_t move_count;
+  int32_t scored;  /* rows whose logits are wanted, the last ones; 0: a part of a prompt */
+  int64_t columns; /* of logits: the vocabulary, or that of a draft's cut LM head */
+  float* logits;   /* [scored, columns] to be written */
+} edgespec_host_pass;
+
+typedef struct edgespec_host {
+  uint32_t size;
+  int32_t trees; /* 1: run knows `parents` and `moves`; 0: it gets chains alone */
+  void* user;    /* first argument of the functions */
+  /* Runs a pass, in the thread of the session's call; it may use nothing of the session except edgespec_cancel.  not 0:
+   * it failed, and the call with EDGESPEC_HOST_FAILED; its rows are forgotten, and it may be run again.  A draft that
+   * fails is dropped from the text, which continues (edgespec_counts). */
+  int (*run)(void* user, const edgespec_host_pass* pass);
+  const char* (*error)(void* user); /* why the last run failed, in UTF-8; may be null, and return null */
+} edgespec_host;
+
 typedef struct edgespec_session_options {
   uint32_t size;
   int32_t attention; /* 0: the bundle's, else F32, F16 or INT8 of EDGESPEC_ATTENTION_ */
@@ -272,6 +313,10 @@ typedef struct edgespec_session_options {
   /* maximum bytes of the caches of the target and the draft: they shorten the context, and a session that has no room
    * for a block of 128 tokens is refused; 0: no limit.  Checkpoints of states are not counted. */
   uint64_t max_bytes;
+  /* since version 6: passes of a session over edgespec_bundle_open_hosted, which has no other ones, no saved texts, and
+   * the methods plain, ngram and, with a draft, speculative.  They are copied; what they use is the caller's. */
+  const edgespec_host* target;
+  const edgespec_host* draft; /* null: none */
 } edgespec_session_options;
 /* options: null is fine. */
 EDGESPEC_API int edgespec_session_open(edgespec_bundle* bundle, const edgespec_session_options* options,

@@ -69,7 +69,8 @@ std::vector<HeadPath> head_chain(size_t length) {
   return found;
 }
 
-Medusa::Medusa(Target& target, const HeadGroup& group, const char* name, std::vector<HeadPath> paths, int64_t cycles)
+Medusa::Medusa(NativeTarget& target, const HeadGroup& group, const char* name, std::vector<HeadPath> paths,
+               int64_t cycles)
     : target_(target), group_(group), name_(name), paths_(std::move(paths)), cycles_(cycles) {
   std::sort(paths_.begin(), paths_.end(),
             [](const HeadPath& a, const HeadPath& b) { return a.size() != b.size() ? a.size() < b.size() : a < b; });

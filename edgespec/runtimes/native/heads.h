@@ -30,7 +30,8 @@ struct HeadGroup {
 class Medusa : public Drafter {
  public:
   // group: outlives this.  cycles: passes that refine a chain, which is then as long as the budget.
-  Medusa(Target& target, const HeadGroup& group, const char* name, std::vector<HeadPath> paths, int64_t cycles = 0);
+  Medusa(NativeTarget& target, const HeadGroup& group, const char* name, std::vector<HeadPath> paths,
+         int64_t cycles = 0);
 
   const char* name() const override { return name_; }
   DrafterFacts facts() const override;
@@ -49,7 +50,7 @@ class Medusa : public Drafter {
   Best best(int32_t top) const;
   Proposal block(int64_t pending, int64_t budget) const;
 
-  Target& target_;
+  NativeTarget& target_;
   const HeadGroup& group_;
   const char* name_;
   std::vector<HeadPath> paths_;  // parents before children, the likelier sibling first

@@ -12,7 +12,7 @@ constexpr size_t kEmbeddingBytes = size_t(1) << 20;
 
 }  // namespace
 
-HiddenStateDrafter::HiddenStateDrafter(Target& target, Target& drafter, std::string name, int64_t vocab,
+HiddenStateDrafter::HiddenStateDrafter(NativeTarget& target, NativeTarget& drafter, std::string name, int64_t vocab,
                                        const std::vector<int64_t>& head)
     : target_(target),
       drafter_(drafter),

@@ -18,7 +18,7 @@ class HiddenStateDrafter : public DrawingDrafter {
  public:
   // drafter: its own text.  vocab: of the drafter.  head: the tokens of the columns of its cut LM head, empty: it
   // is not.  Throws std::invalid_argument: it does not belong to this target.
-  HiddenStateDrafter(Target& target, Target& drafter, std::string name, int64_t vocab,
+  HiddenStateDrafter(NativeTarget& target, NativeTarget& drafter, std::string name, int64_t vocab,
                      const std::vector<int64_t>& head);
 
   const char* name() const override { return name_.c_str(); }
@@ -42,7 +42,7 @@ class HiddenStateDrafter : public DrawingDrafter {
   void settle(int64_t least);
   std::vector<float> inputs(const int64_t* tokens, int64_t count, const float* states, int64_t columns);
 
-  Target &target_, &drafter_;
+  NativeTarget &target_, &drafter_;
   const std::string name_;
   const int64_t vocab_;
   const std::vector<int64_t>& head_;

@@ -111,6 +111,8 @@ const Round& Loop::next() {
   reading_.check();
   Timer timer(counts_.round_ns);
   const uint64_t before = passes();
+  // what a pass that failed has forgotten
+  target_.prefill(tokens_, target_.length(), int64_t(tokens_.size()) - 1, reading_);
   // one of the tokens that are left is the recovered or bonus one, and so is one of the places left in the context
   const int64_t room = target_.context() - int64_t(tokens_.size());
 

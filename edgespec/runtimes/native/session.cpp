@@ -10,6 +10,7 @@
 #include "bundle.h"
 #include "heads.h"
 #include "hidden_state.h"
+#include "hosted.h"
 #include "loop.h"
 #include "ngram.h"
 #include "sized.h"
@@ -85,10 +86,15 @@ Sampling sampling_of(const edgespec_settings& given) {
 
 struct edgespec_session {
   edgespec_bundle& bundle;
-  Target target;
+  const edgespec_host host_of_draft;
+  const bool hosted_trees;               // whether the caller's passes of the target run trees
+  std::unique_ptr<NativeTarget> native;  // null: the caller runs the passes
+  std::unique_ptr<HostedTarget> hosted;
+  Target& target;  // either
   std::unique_ptr<NGramStore> store;
   NGram ngram{nullptr};
-  std::unique_ptr<Target> draft, drafter_text;  // made when a text first asks for it
+  std::unique_ptr<Target> draft;               // made when a text first asks for it
+  std::unique_ptr<NativeTarget> drafter_text;  // the same
   std::unique_ptr<HiddenStateDrafter> hidden_state;
   std::vector<std::unique_ptr<Drafter>> made;  // of the text
   std::vector<std::unique_ptr<Control>> controls;
@@ -105,8 +111,17 @@ struct edgespec_session {
 
   edgespec_session(edgespec_bundle& of, const edgespec_session_options& options)
       : bundle(of),
-        target(*of.target, context_of(of, options), of.target_part.extra_rows,
-               attention_of(of.target_part, options.attention), false) {
+        host_of_draft(options.draft ? host_of(of, options.draft, "draft") : edgespec_host{}),
+        hosted_trees(options.target && host_of(of, options.target, "target").trees),
+        native(of.hosted
+                   ? nullptr
+                   : std::make_unique<NativeTarget>(*of.target, context_of(of, options), of.target_part.extra_rows,
+                                                    attention_of(of.target_part, options.attention), false)),
+        hosted(of.hosted || options.target
+                   ? std::make_unique<HostedTarget>(host_of(of, options.target, "target"), of.target_part.vocab,
+                                                    context_of(of, options), of.target_part.extra_rows)
+                   : nullptr),
+        target(native ? static_cast<Target&>(*native) : *hosted) {
     if (options.ngram_store) store = std::make_unique<NGramStore>(options.ngram_store, target.vocab());
     ngram = NGram(store.get());
     if (const auto self = of.methods.find("self-spec"); self != of.methods.end()) confidence = self->second.confidence;
@@ -117,17 +132,27 @@ struct edgespec_session {
   edgespec_session(const edgespec_session&) = delete;
   edgespec_session& operator=(const edgespec_session&) = delete;
 
+  static edgespec_host host_of(const edgespec_bundle& of, const edgespec_host* given, const char* name) {
+    if (!of.hosted) refuse(std::string(name) + ": passes of the caller, and a bundle that has its own");
+    if (!given) refuse(std::string(name) + ": expected passes of the caller (edgespec_host)");
+    const edgespec_host found = known(given);
+    if (!found.run) refuse(std::string(name) + ": expected a function that runs passes");
+    return found;
+  }
+
   static int64_t context_of(const edgespec_bundle& of, const edgespec_session_options& options) {
     if (options.context < 0) refuse("context " + std::to_string(options.context) + ": expected a number of tokens");
     int64_t found = of.target_part.context;
     if (options.context) found = std::min(found, options.context);
+    if (of.hosted && (options.max_bytes || options.attention))
+      refuse("max_bytes, attention: the caller has the caches");
     if (!options.max_bytes) return found;
-    auto [empty, block] = Target::sizes(*of.target, attention_of(of.target_part, options.attention));
+    auto [empty, block] = NativeTarget::sizes(*of.target, attention_of(of.target_part, options.attention));
     int64_t rows = of.target_part.extra_rows;
     for (const auto& [model, part] :
          {std::pair(of.draft.get(), &of.draft_part), {of.drafter.get(), &of.drafter_part}}) {
       if (!model) continue;
-      const auto [more, each] = Target::sizes(*model, EDGESPEC_ATTENTION_EXACT);
+      const auto [more, each] = NativeTarget::sizes(*model, EDGESPEC_ATTENTION_EXACT);
       empty += more;
       block += each;
       rows = std::max(rows, part->extra_rows);
@@ -178,9 +203,9 @@ struct edgespec_session {
       if (given.branch_count) refuse("branch: " + method + " draws chains here");
       const ModelPart& own = bundle.drafter_part;
       if (!hidden_state) {
-        drafter_text = std::make_unique<Target>(*bundle.drafter, std::min(own.context, target.context()),
-                                                own.extra_rows, EDGESPEC_ATTENTION_EXACT, true);
-        hidden_state = std::make_unique<HiddenStateDrafter>(target, *drafter_text, method, own.vocab, own.head);
+        drafter_text = std::make_unique<NativeTarget>(*bundle.drafter, std::min(own.context, target.context()),
+                                                      own.extra_rows, EDGESPEC_ATTENTION_EXACT, true);
+        hidden_state = std::make_unique<HiddenStateDrafter>(*native, *drafter_text, method, own.vocab, own.head);
       }
       drafters.push_back(hidden_state.get());
       return control(name, part->second, part->second.rates, *hidden_state,
@@ -190,15 +215,17 @@ struct edgespec_session {
       name += "," + std::to_string(given.nodes) + "," + std::to_string(given.cycles);
       made.push_back(heads_of(method, part->second, given));
     } else if (method == "self-spec") {
-      made.push_back(std::make_unique<SelfDraft>(target, part->second.skip, confidence));
+      made.push_back(std::make_unique<SelfDraft>(*native, part->second.skip, confidence));
     } else {
       const ModelPart& own = bundle.draft_part;
-      if (!draft)
-        draft = std::make_unique<Target>(*bundle.draft, std::min(own.context, target.context()), own.extra_rows,
-                                         EDGESPEC_ATTENTION_EXACT, true);
+      if (!draft) draft = draft_text(own);
       expect_array(given.branch, given.branch_count, "branch");
       std::vector<int64_t> branch(given.branch, given.branch + given.branch_count);
-      if (branch.empty()) branch = part->second.branch;
+      if (bundle.hosted && !(hosted_trees && host_of_draft.trees)) {
+        if (!branch.empty()) refuse("branch: the caller's passes run no trees");
+      } else if (branch.empty()) {
+        branch = part->second.branch;
+      }
       check_branch(branch);
       for (int64_t width : branch) name += "," + std::to_string(width);
       made.push_back(std::make_unique<DraftModel>(*draft, target.vocab(), own.vocab, own.head, std::move(branch)));
@@ -207,11 +234,20 @@ struct edgespec_session {
     control(name, part->second, part->second.rates, *made.back(), std::max(part->second.guesses, kLeastGuesses), given);
   }
 
+  std::unique_ptr<Target> draft_text(const ModelPart& own) const {
+    const int64_t context = std::min(own.context, target.context());
+    if (!bundle.hosted)
+      return std::make_unique<NativeTarget>(*bundle.draft, context, own.extra_rows, EDGESPEC_ATTENTION_EXACT, true);
+    if (!host_of_draft.run) refuse("method speculative: expected passes of a draft (edgespec_session_options)");
+    const int64_t columns = own.head.empty() ? own.vocab : int64_t(own.head.size());
+    return std::make_unique<HostedTarget>(host_of_draft, columns, context, own.extra_rows);
+  }
+
   std::unique_ptr<Drafter> heads_of(const std::string& method, const MethodPart& part, const edgespec_settings& given) {
     if (given.nodes < 0 || given.nodes > kMostNodes || given.cycles < 0 || given.cycles > kMostCycles)
       refuse("nodes or cycles: out of range");
     if (method == "blockwise")
-      return std::make_unique<Medusa>(target, part.heads, "blockwise", head_chain(size_t(part.heads.count)),
+      return std::make_unique<Medusa>(*native, part.heads, "blockwise", head_chain(size_t(part.heads.count)),
                                       given.cycles);
     std::vector<HeadPath> paths;
     if (given.nodes) {
@@ -221,7 +257,7 @@ struct edgespec_session {
       paths = best_tree(part.ranks, [&](int64_t rows) { return costs.v(rows); }, part.draft_cost.value_or(0));
     }
     if (paths.empty()) paths = head_chain(std::min<size_t>(1, part.ranks.size()));
-    return std::make_unique<Medusa>(target, part.heads, "medusa", std::move(paths));
+    return std::make_unique<Medusa>(*native, part.heads, "medusa", std::move(paths));
   }
 
   // Makes the control of a drafter, which begins with what this session has learned of its method.
@@ -274,7 +310,9 @@ struct edgespec_session {
     if (!given.ignore_eos) options.stops.insert(options.stops.end(), bundle.stops.begin(), bundle.stops.end());
     std::vector<Drafter*> drafters;
     std::set<std::string> named;
-    const std::string methods = given.method ? given.method : bundle.chain();
+    const std::string methods = given.method                          ? given.method
+                                : bundle.hosted && !host_of_draft.run ? "ngram"
+                                                                      : bundle.chain();
     add_prediction(given, count, drafters);
     for (size_t at = 0; at <= methods.size();) {
       const size_t end = std::min(methods.find(',', at), methods.size());
@@ -329,8 +367,9 @@ struct edgespec_session {
 
   // Names all that keys and values depend on.
   std::string key() const {
+    if (bundle.hosted) refuse("the caller has the keys and values: this session cannot save them");
     if (bundle.weights.empty()) refuse("the manifest does not say what its weights are: export the bundle again");
-    return bundle.weights + " " + std::to_string(target.format());
+    return bundle.weights + " " + std::to_string(native->format());
   }
 
   edgespec_round next() {
@@ -391,6 +430,13 @@ int edgespec_bundle_open_streamed(const char* folder, int32_t threads, uint64_t 
   });
 }
 
+int edgespec_bundle_open_hosted(const char* folder, edgespec_bundle** bundle) {
+  return guarded([&] {
+    if (!folder || !bundle) refuse("expected a folder, and where to put the bundle");
+    *bundle = new edgespec_bundle(folder, 1, 0, true);
+  });
+}
+
 void edgespec_bundle_close(edgespec_bundle* bundle) {
   if (bundle) bundle->release();
 }
@@ -399,7 +445,7 @@ int edgespec_bundle_describe(const edgespec_bundle* bundle, edgespec_bundle_fact
   return guarded([&] {
     if (!bundle) refuse("expected a bundle");
     edgespec_bundle_facts found{};
-    found.has_draft = bundle->draft != nullptr;
+    found.has_draft = bundle->draft_part.vocab > 0;
     found.context = bundle->target_part.context;
     found.vocab = bundle->target_part.vocab;
     found.stops = bundle->stops.data();
@@ -427,14 +473,16 @@ uint64_t edgespec_session_bytes(const edgespec_session* session) {
 int edgespec_session_save(edgespec_session* session, const char* path) {
   return session_call(session, [&] {
     if (!path) refuse("expected a path");
-    session->target.save(path, session->key());
+    const std::string key = session->key();
+    session->native->save(path, key);
   });
 }
 
 int edgespec_session_restore(edgespec_session* session, const char* path, int64_t* tokens) {
   return session_call(session, [&] {
     if (!path) refuse("expected a path");
-    session->target.restore(path, session->key());
+    const std::string key = session->key();
+    session->native->restore(path, key);
     session->loop.reset();
     if (tokens) *tokens = int64_t(session->target.tokens().size());
   });

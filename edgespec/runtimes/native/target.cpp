@@ -12,33 +12,18 @@ void Reading::check() const {
   if (cancelled && cancelled->load(std::memory_order_relaxed)) throw Failure(EDGESPEC_CANCELLED, "cancelled");
 }
 
-Target::Target(edgespec_model& model, int64_t context, int64_t extra_rows, int32_t attention, bool revocable)
-    : context_(context) {
-  const int status = edgespec_cache_open(&model, 1, context + extra_rows, attention, &cache_);
-  if (status == EDGESPEC_NO_MEMORY) throw std::bad_alloc();
-  if (status) throw std::invalid_argument(edgespec_error());
-  cache_->revocable = revocable;
-}
-
-std::pair<uint64_t, uint64_t> Target::sizes(edgespec_model& model, int32_t attention) {
-  const Target least(model, 1, 0, attention, false);
-  const KvLayout& layout = least.cache_->layout;
-  return {layout.header_bytes() + 128, layout.block_bytes()};  // and what aligns it
-}
-
-// Runs what changes the text in its slot, one pass of the model at a time.
+// Runs what changes the text; a pass that failed in its middle may have emptied it.
 template <class Work>
-auto Target::exclusive(Work work) {
+auto Target::timed(Work work) {
   struct Timer {
     uint64_t& total;
     std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
     ~Timer() { total += uint64_t(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begun).count()); }
   } timer{nanoseconds_};
-  const std::lock_guard<std::mutex> lock(cache_->model.mutex);
   try {
     return work();
-  } catch (...) {  // a pass that failed in its middle has emptied the slot
-    tokens_.resize(std::min<size_t>(tokens_.size(), size_t(cache_->slots[0].text.length())));
+  } catch (...) {
+    tokens_.resize(std::min<size_t>(tokens_.size(), size_t(left())));
     throw;
   }
 }
@@ -47,44 +32,32 @@ int64_t Target::follow(const std::vector<int64_t>& other, int64_t count, int64_t
   const int64_t most = std::min<int64_t>(int64_t(tokens_.size()), count);
   same = std::min(same, most);
   while (same < most && tokens_[size_t(same)] == other[size_t(same)]) ++same;
-  Text& text = cache_->slots[0].text;
-  text.forget_rows();
-  rows_.clear();
-  same = text.crop(same);
-  tokens_.resize(size_t(same));
-  return same;
+  crop(same);
+  return length();
 }
 
 void Target::prefill(const std::vector<int64_t>& text, int64_t from, int64_t to, const Reading& reading,
                      const States& states) {
   if (from >= to) return;
-  check_text(*cache_, 0, text.data() + from, to - from);
+  check_tokens(text.data() + from, to - from);
   rows_.clear();
   for (int64_t at = from, count; at < to; at += count) {
     reading.check();
     if (reading.progress && reading.progress(at, to)) throw Failure(EDGESPEC_CANCELLED, "cancelled");
     count = std::min<int64_t>(kLongestPass, to - at);
     const edgespec_result found =
-        exclusive([&] { return read_chunk(*cache_, 0, text.data() + at, static_cast<int>(count), bool(states)); });
+        timed([&] { return read_chunk(text.data() + at, static_cast<int32_t>(count), bool(states)); });
     tokens_.insert(tokens_.end(), text.begin() + at, text.begin() + at + count);
     if (states) states(at, found);
   }
   if (reading.progress && reading.progress(to, to)) throw Failure(EDGESPEC_CANCELLED, "cancelled");
 }
 
-void Target::checkpoint() {
-  if (cache_->slots[0].text.has_checkpoints() && !cache_->revocable) exclusive([&] { keep_states(*cache_, 0); });
-}
-
 edgespec_result Target::run(const TextRows& rows) {
   rows_.clear();
-  const edgespec_result found = exclusive([&] { return run_rows(*cache_, 0, rows); });
+  const edgespec_result found = timed([&] { return run_pass(rows); });
   if (!rows.draft) rows_.assign(rows.tokens, rows.tokens + rows.count);
   return found;
-}
-
-edgespec_result Target::embed(const int64_t* tokens, int32_t count) {
-  return exclusive([&] { return edgespec::embed(*cache_, tokens, count); });
 }
 
 void Target::keep_all() {
@@ -93,22 +66,74 @@ void Target::keep_all() {
   keep(rows.data(), static_cast<int32_t>(rows.size()));
 }
 
-void Target::crop(int64_t length) {
-  Text& text = cache_->slots[0].text;
-  text.forget_rows();
-  rows_.clear();
-  tokens_.resize(size_t(text.crop(std::min(length, int64_t(tokens_.size())))));
-}
-
-edgespec_result Target::run_heads(int32_t group, const float* hidden, int32_t top) {
-  return exclusive([&] { return edgespec::run_heads(*cache_, group, hidden, 1, top); });
-}
-
 void Target::keep(const int32_t* rows, int32_t count) {
+  keep_rows(rows, count);
+  for (int32_t i = 0; i < count; ++i) tokens_.push_back(rows_[size_t(rows[i])]);
+  rows_.clear();
+}
+
+void Target::crop(int64_t length) {
+  rows_.clear();
+  tokens_.resize(size_t(crop_cache(std::min(length, int64_t(tokens_.size())))));
+}
+
+// ---- in a cache of native operators
+// ---------------------------------------------------------------------------------
+
+NativeTarget::NativeTarget(edgespec_model& model, int64_t context, int64_t extra_rows, int32_t attention,
+                           bool revocable)
+    : Target(context) {
+  const int status = edgespec_cache_open(&model, 1, context + extra_rows, attention, &cache_);
+  if (status == EDGESPEC_NO_MEMORY) throw std::bad_alloc();
+  if (status) throw std::invalid_argument(edgespec_error());
+  cache_->revocable = revocable;
+}
+
+std::pair<uint64_t, uint64_t> NativeTarget::sizes(edgespec_model& model, int32_t attention) {
+  const NativeTarget least(model, 1, 0, attention, false);
+  const KvLayout& layout = least.cache_->layout;
+  return {layout.header_bytes() + 128, layout.block_bytes()};  // and what aligns it
+}
+
+// Runs one pass of the model at a time.
+template <class Work>
+auto NativeTarget::exclusive(Work work) {
+  const std::lock_guard<std::mutex> lock(cache_->model.mutex);
+  return work();
+}
+
+edgespec_result NativeTarget::run_pass(const TextRows& rows) {
+  return exclusive([&] { return run_rows(*cache_, 0, rows); });
+}
+
+edgespec_result NativeTarget::read_chunk(const int64_t* tokens, int32_t count, bool auxiliary) {
+  return exclusive([&] { return edgespec::read_chunk(*cache_, 0, tokens, count, auxiliary); });
+}
+
+void NativeTarget::check_tokens(const int64_t* tokens, int64_t count) { check_text(*cache_, 0, tokens, count); }
+
+void NativeTarget::keep_rows(const int32_t* rows, int32_t count) {
   const std::vector<int64_t> wide(rows, rows + count);
   cache_->slots[0].text.keep(wide.data(), count, cache_->slots[0].first);
-  for (int64_t row : wide) tokens_.push_back(rows_[size_t(row)]);
-  rows_.clear();
+}
+
+int64_t NativeTarget::crop_cache(int64_t length) {
+  Text& text = cache_->slots[0].text;
+  text.forget_rows();
+  return text.crop(length);
+}
+
+void NativeTarget::checkpoint() {
+  if (cache_->slots[0].text.has_checkpoints() && !cache_->revocable)
+    timed([&] { exclusive([&] { keep_states(*cache_, 0); }); });
+}
+
+edgespec_result NativeTarget::embed(const int64_t* tokens, int32_t count) {
+  return timed([&] { return exclusive([&] { return edgespec::embed(*cache_, tokens, count); }); });
+}
+
+edgespec_result NativeTarget::run_heads(int32_t group, const float* hidden, int32_t top) {
+  return timed([&] { return exclusive([&] { return edgespec::run_heads(*cache_, group, hidden, 1, top); }); });
 }
 
 // ---- on the disk
@@ -146,11 +171,11 @@ static size_t bytes_of(const KvLayout& layout, uint64_t tokens) {
   return layout.header_bytes() + size_t((tokens + kKvBlock - 1) / kKvBlock) * layout.block_bytes();
 }
 
-void Target::save(const std::string& path, const std::string& key) {
+void NativeTarget::save(const std::string& path, const std::string& key) {
   Text& text = cache_->slots[0].text;
   text.forget_rows();
   rows_.clear();
-  exclusive([&] { settle(*cache_, 0); });
+  timed([&] { exclusive([&] { settle(*cache_, 0); }); });
   SavedHead head{{}, kSavedVersion, key.size(), tokens_.size(), uint64_t(text.high_water_mark()), 0, 0};
   std::memcpy(head.magic, kMagic, sizeof head.magic);
   head.bytes = bytes_of(cache_->layout, tokens_.size());
@@ -160,7 +185,7 @@ void Target::save(const std::string& path, const std::string& key) {
   write_file(path, {{&head, sizeof head}, pieces[0], pieces[1], pieces[2]});
 }
 
-void Target::restore(const std::string& path, const std::string& key) {
+void NativeTarget::restore(const std::string& path, const std::string& key) {
   const Mapping file(path);
   SavedHead head;
   if (file.size() < sizeof head) refuse(path + ": not a saved text");
