@@ -46,7 +46,7 @@ from edgespec.export.quantization import levels as quantize
 from edgespec.export.source.source import Checkpoint
 from edgespec.planning.memory_budget import OFF
 from edgespec.planning.speed import read_bandwidth, speed_of
-from edgespec.planning.streaming import read_at_once, seen_hits, slot_bytes, streaming_of
+from edgespec.planning.streaming import read_at_once, seen_reads, streaming_of
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.process import peak_bytes
@@ -273,6 +273,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--tokens", type=int, default=0, help="and at least this many tokens")
     parser.add_argument("--ways", default="resident,mapped,streamed,drafts")
+    parser.add_argument("--turns", type=int, default=1, help="runs of each way, in turns; a way's figures are of each")
     given = parser.parse_args()
     if not given.folder.exists():
         write(given.model, given.bundle, given.folder, given.hidden, given.inner, given.times)
@@ -280,18 +281,25 @@ def main() -> None:
     weights = manifest.files[WEIGHTS].size
     limit = int(given.share * weights)
     budget = int(ROOM * limit)
-    found: dict[str, Any] = {}
-    for way in given.ways.split(","):
-        method, streams = ("auto" if way == "drafts" else "ar"), way in ("streamed", "drafts")
-        found[way] = run(given.folder, way, method, budget if streams else None, limit, given.seconds, given.tokens)
-    disk = disk_rate(given.folder / WEIGHTS, slot_bytes(manifest), read_at_once(manifest), 1.0)
-    cache = found.get("streamed", {}).get("cache")
+    ways = given.ways.split(",")
+    found: dict[str, Any] = {way: [] for way in ways}
+    for turn in range(given.turns):
+        for way in ways if turn % 2 == 0 else reversed(ways):
+            method, streams = ("auto" if way == "drafts" else "ar"), way in ("streamed", "drafts")
+            used = budget if streams else None
+            found[way].append(run(given.folder, way, method, used, limit, given.seconds, given.tokens))
+    rates = {
+        name: disk_rate(given.folder / WEIGHTS, *read_at_once(manifest), 1.0, checked)
+        for name, checked in (("disk", False), ("disk_checked", True))
+    }
+    disk = rates["disk_checked"]
+    cache = next((one.get("cache") for one in found.get("streamed", [])), None)
     use = replace(RunOptions(context=context_of(given.folder)), expert_cache=cache)
-    seen = seen_hits(manifest)
+    seen = seen_reads(manifest)
     speed = speed_of(manifest, use, bandwidth=read_bandwidth(2), depth=64, disk=disk, hits=seen)
     streaming = streaming_of(manifest, use, disk, seen)
     planned = {"tokens_per_second": speed.tokens_per_second} | (asdict(streaming) if streaming else {})
-    show(conditions(weights=weights, limit=limit, disk=disk, planned=planned, ways=found))
+    show(conditions(weights=weights, limit=limit, **rates, planned=planned, ways=found))
 
 
 if __name__ == "__main__":

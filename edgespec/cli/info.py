@@ -94,12 +94,12 @@ def _within(bundle: Path, manifest: Manifest, budget: str) -> Within:
     from edgespec.engine.encoders import require_writer
     from edgespec.planning.budget import parse_bytes
     from edgespec.planning.speed import within
-    from edgespec.planning.streaming import disk_of, seen_hits
+    from edgespec.planning.streaming import disk_of, seen_reads
     from edgespec.runtimes.options import LoadOptions
 
     require_writer(manifest)
     limit, use = parse_bytes(budget), LoadOptions().resolve(manifest)
-    return within(manifest, use, limit, disk_of(bundle, manifest), seen_hits(manifest))
+    return within(manifest, use, limit, disk_of(bundle, manifest), seen_reads(manifest))
 
 
 def _rows(manifest: Manifest, choice: OperatorChoice, tried: StockRows | None) -> list[tuple[str, str]]:

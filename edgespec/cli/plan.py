@@ -59,7 +59,7 @@ def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]
     from edgespec.engine.encoders import require_writer
     from edgespec.planning.plan import Option
     from edgespec.planning.profiles import find_profile
-    from edgespec.planning.streaming import seen_hits
+    from edgespec.planning.streaming import seen_reads
     from edgespec.runtimes.files.bundle import check_sizes
     from edgespec.runtimes.files.operators import choose_operators
 
@@ -86,7 +86,7 @@ def _of_bundle(source: str, options: dict[str, Any], here: bool) -> list[Option]
     if methods:
         kept = {name: part for name, part in manifest.methods.items() if name in methods}
         manifest = manifest.model_copy(update={"methods": kept})
-    hits = seen_hits(manifest) if here and target.facts.experts else None
+    hits = seen_reads(manifest) if here and target.facts.experts else None
     found = Option(manifest, source, profile=profile, hits=hits)
     native = options["operators"] != "stock" and options["device"] != "webgpu" and target.layout == "native"
     if not (native and target.planes):

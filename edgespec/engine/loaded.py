@@ -24,7 +24,7 @@ from edgespec.engine.strict_probe import stock_rows_exact
 from edgespec.errors import InvalidRequest
 from edgespec.planning.memory_budget import MemoryBudget
 from edgespec.planning.profiles import find_profile
-from edgespec.planning.streaming import SeenHits, remember_hits
+from edgespec.planning.streaming import SeenReads, remember_reads
 from edgespec.runtimes.codes import CodeDecoder
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
@@ -309,7 +309,7 @@ class LoadedBundle:
     def close(self) -> None:
         """Free the model and its memory at once; see ``Engine.close``."""
         with self.lock:
-            self._remember_hits()
+            self._remember_reads()
             self.reservations.close()
             self.sessions.close()
             if self.guided_sessions is not None:
@@ -326,13 +326,16 @@ class LoadedBundle:
         """The weights that are read from the disk; None: there are none, or the engine is closed."""
         return self._model.experts if isinstance(self._model, Model) else None
 
-    def _remember_hits(self) -> None:
+    def _remember_reads(self) -> None:
         """Record how many of the streamed experts that plain passes needed were in the cache."""
-        if (store := self.experts) is None or store.layers:
+        model = self._model
+        if not isinstance(model, Model) or (store := model.experts) is None or store.layers:
             return
         counts = store.counts(1)
         if counts.distinct >= LEAST_SEEN * store.slots:
-            remember_hits(self.bundle.manifest, SeenHits(store.share, counts.hit_rate))
+            waited = counts.waited / model.threads
+            rate = counts.bytes / waited if waited else None
+            remember_reads(self.bundle.manifest, SeenReads(store.share, counts.hit_rate, rate))
 
     def _draft_model(self, name: str) -> Model:
         if name not in self._drafts:

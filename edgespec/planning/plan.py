@@ -13,7 +13,7 @@ from edgespec.planning.budget import most_tokens, show_bytes
 from edgespec.planning.footprint import LEAST, LEAST_CHUNK, Memory, memory_of
 from edgespec.planning.profiles import Profile
 from edgespec.planning.speed import Speed, speed_of
-from edgespec.planning.streaming import SeenHits, Streaming, cache_for, streaming_of
+from edgespec.planning.streaming import SeenReads, Streaming, cache_for, streaming_of
 from edgespec.planning.traffic import read_bytes
 from edgespec.runtimes.files.formats import FOUR_BITS, SPECS
 from edgespec.runtimes.files.manifest import Manifest, Operators
@@ -42,7 +42,7 @@ class Option:
     # by method: a description of parts that must be made or given first
     needs: dict[str, str] = field(default_factory=dict)
     profile: Profile | None = None  # measurements with this very bundle; None = the request's
-    hits: SeenHits | None = None  # of its streamed experts, in earlier runs; None = none are known
+    hits: SeenReads | None = None  # of its streamed experts, in earlier runs; None = none are known
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.planning.budget import show_bytes
 from edgespec.planning.footprint import LEAST, LEAST_CHUNK, SPOKEN, memory_of
 from edgespec.planning.profiles import Profile, export_busy, manifest_hash
-from edgespec.planning.streaming import SeenHits, Streaming, cache_for, streaming_of
+from edgespec.planning.streaming import SeenReads, Streaming, cache_for, streaming_of
 from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
@@ -59,7 +59,7 @@ def speed_of(
     bandwidth: float | None = None,
     depth: float | None = None,
     disk: float | None = None,
-    hits: SeenHits | None = None,
+    hits: SeenReads | None = None,
 ) -> Speed:
     """Predict how fast a bundle decodes.
 
@@ -119,7 +119,7 @@ class Within:
 
 
 def within(
-    manifest: Manifest, use: RunOptions, budget: int, disk: float | None, hits: SeenHits | None = None
+    manifest: Manifest, use: RunOptions, budget: int, disk: float | None, hits: SeenReads | None = None
 ) -> Within:
     """Predict how plain decoding runs within a budget, as loading with it does.
 

@@ -53,10 +53,12 @@ def slot_bytes(manifest: Manifest) -> int:
     return _piece_bytes(manifest) + 2 * (LAYER_PARTS if manifest.target.facts.experts is None else PARTS) * PAGE
 
 
-def read_at_once(manifest: Manifest) -> int:
-    """Experts or layers that a pass reads at once."""
+def read_at_once(manifest: Manifest) -> tuple[int, int]:
+    """Return the bytes of a read of a pass, and how many of them it waits for at once: some experts, or layers."""
     mixed = manifest.target.facts.experts
-    return AHEAD if mixed is None else mixed.chosen
+    if mixed is None:
+        return slot_bytes(manifest), AHEAD
+    return slot_bytes(manifest) // PARTS, max(1, mixed.chosen // 2) * PARTS  # about half are in the cache
 
 
 def least_cache(manifest: Manifest) -> int:
@@ -91,11 +93,12 @@ def cache_for(
 
 
 @dataclass(frozen=True)
-class SeenHits:
-    """Hits of one-row passes in earlier runs of a bundle."""
+class SeenReads:
+    """Hits and reads of one-row passes in earlier runs of a bundle."""
 
     share: float  # of the experts that the cache held
     hits: float  # share of those needed that were in it
+    rate: float | None = None  # bytes read per second that a pass waited for them; None = it waited for none
 
     def at(self, share: float) -> float:
         """Estimate the hits of another cache, by a power of its share."""
@@ -105,7 +108,7 @@ class SeenHits:
 
 
 def disk_of(folder: Path, manifest: Manifest) -> float | None:
-    """Measure the bytes per second at which passes would read a bundle's weights, in half a second; None = they cannot.
+    """Measure the bytes per second at which passes would read and check weights, in half a second; None = they cannot.
 
     Args:
         folder: of the bundle.
@@ -117,7 +120,7 @@ def disk_of(folder: Path, manifest: Manifest) -> float | None:
     weights = folder / manifest.target.weights
     if manifest.target.layout != "native" or not weights.is_file() or not native_library().path:
         return None
-    return disk_rate(weights, slot_bytes(manifest), read_at_once(manifest))
+    return disk_rate(weights, *read_at_once(manifest), checked=True)
 
 
 def _record(manifest: Manifest) -> tuple[Path, str]:
@@ -125,19 +128,20 @@ def _record(manifest: Manifest) -> tuple[Path, str]:
     return records() / f"{name[:24]}-experts.json", f"hits of experts {name}"
 
 
-def remember_hits(manifest: Manifest, seen: SeenHits) -> None:
-    """Record the hits of a run for later plans; without a cache folder nothing is recorded."""
+def remember_reads(manifest: Manifest, seen: SeenReads) -> None:
+    """Record the hits and reads of a run for later plans; without a cache folder nothing is recorded."""
     path, purpose = _record(manifest)
     with suppress(OSError):
         write_sealed(path, purpose, asdict(seen))
 
 
-def seen_hits(manifest: Manifest) -> SeenHits | None:
-    """Read the recorded hits of a bundle; None = there are none."""
+def seen_reads(manifest: Manifest) -> SeenReads | None:
+    """Read what is recorded of earlier runs of a bundle; None = nothing is."""
     path, purpose = _record(manifest)
     with suppress(OSError, ValueError, TypeError, KeyError):
         found = read_sealed(path, purpose)
-        return SeenHits(float(found["share"]), float(found["hits"]))
+        rate = found["rate"]
+        return SeenReads(float(found["share"]), float(found["hits"]), None if rate is None else float(rate))
     return None
 
 
@@ -149,7 +153,7 @@ class Streaming:
     cache: int  # bytes of those in memory
     hits: float  # expected share of a token's experts that are in it
     bytes_per_token: int  # of the disk, of plain decoding
-    disk: float | None  # bytes per second that it gives; None = not measured
+    disk: float | None  # bytes per second that it gives, checked as they arrive; None = not measured
     seen: bool  # whether earlier runs of this bundle showed the hits; else texts are taken to choose experts evenly
     kind: str = "experts"  # of a mixture, or "layers"
 
@@ -178,7 +182,7 @@ class Streaming:
 
 
 def streaming_of(
-    manifest: Manifest, use: RunOptions, disk: float | None = None, seen: SeenHits | None = None
+    manifest: Manifest, use: RunOptions, disk: float | None = None, seen: SeenReads | None = None
 ) -> Streaming | None:
     """Predict what a streamed model reads; None = nothing is streamed.
 
@@ -187,8 +191,8 @@ def streaming_of(
     Args:
         manifest: of the bundle.
         use: how it is run.
-        disk: bytes per second.
-        seen: hits of earlier runs.
+        disk: bytes per second that were measured alone; passes of earlier runs may have got fewer.
+        seen: in earlier runs.
     """
     part, mixed = manifest.target, manifest.target.facts.experts
     if use.expert_cache is None:
@@ -200,4 +204,6 @@ def streaming_of(
     share = min(1.0, slots / (mixed.count * len(mixed.layers)))
     hits = seen.at(share) if seen else share
     read = (1 - hits) * mixed.chosen * len(mixed.layers) * slot_bytes(manifest)
+    if disk and seen and seen.rate:
+        disk = min(disk, seen.rate)
     return Streaming(all_bytes, use.expert_cache, hits, round(read), disk, seen is not None)

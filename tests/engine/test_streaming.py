@@ -31,7 +31,7 @@ from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
 from edgespec.planning.memory_budget import MemoryBudget, MemoryBusyError
 from edgespec.planning.plan import Option, PlannedRun, PlanRequest, make_plan
-from edgespec.planning.streaming import SeenHits, Streaming, cache_for, least_cache, seen_hits, streaming_of
+from edgespec.planning.streaming import SeenReads, Streaming, cache_for, least_cache, seen_reads, streaming_of
 from edgespec.planning.weights import all_expert_bytes, streamed_bytes
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Manifest, read_manifest
@@ -379,7 +379,7 @@ def test_a_plan_streams_what_does_not_fit_and_uses_what_runs_showed(bundles: Cal
     budget = budget_of(manifest, 0.5)
     request = PlanRequest(budget, load=LoadOptions(context=CONTEXT, operators="native"), bandwidth=1e10, disk=1e9)
 
-    def planned(hits: SeenHits | None) -> tuple[PlannedRun, Streaming]:
+    def planned(hits: SeenReads | None) -> tuple[PlannedRun, Streaming]:
         pick = make_plan([Option(manifest, str(bundle), hits=hits)], request).pick
         assert pick is not None
         assert pick.streaming is not None
@@ -396,10 +396,10 @@ def test_a_plan_streams_what_does_not_fit_and_uses_what_runs_showed(bundles: Cal
         for _ in range(3):
             texts(engine, "ar")
         found, share = store_of(engine).counts(1).hit_rate, store_of(engine).share
-    _, after = planned(seen_hits(manifest))
+    _, after = planned(seen_reads(manifest))
     assert (before.seen, after.seen) == (False, True)
     assert after.hits == pytest.approx(found, abs=0.05)
-    seen = SeenHits(share, found)
+    seen = SeenReads(share, found)
     assert seen.at(share) == pytest.approx(found)
     assert 0 < seen.at(share / 2) < found < seen.at((1 + share) / 2) < seen.at(1) == 1
 

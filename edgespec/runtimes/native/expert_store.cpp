@@ -41,6 +41,8 @@ void give_back(uint8_t* found, size_t bytes) {
 #endif
 }
 
+constexpr size_t kColdBytes = size_t(128) << 20;  // more than the cache of most processors
+
 uint64_t whole(uint64_t size) { return (size + kReadAlign - 1) / kReadAlign * kReadAlign; }
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -239,6 +241,7 @@ void ExpertStore::read(int number, size_t expert) {
   std::vector<Read> wanted;
   lay(expert, memory_ + static_cast<size_t>(number) * slot_bytes_, &slot, &wanted);
   slot.reads = static_cast<int>(wanted.size());
+  arriving_.push_back(number);
   slot.state.store(kReading, std::memory_order_release);
   const std::lock_guard<std::mutex> lock(reading_);
   for (Read& one : wanted) {
@@ -265,6 +268,12 @@ void ExpertStore::begin(int layer, const std::vector<int>& ids) {
     const std::lock_guard<std::mutex> lock(reading_);
     collect(false);
   }
+  arriving_.erase(std::remove_if(arriving_.begin(), arriving_.end(),
+                                 [this](int number) {
+                                   const int state = slots_[number].state.load(std::memory_order_acquire);
+                                   return state != kReading && state != kRead;
+                                 }),
+                  arriving_.end());
   for (const int id : ids) {  // before any slot is given away
     const int number = where_[at(layer, id)];
     use(at(layer, id));
@@ -322,8 +331,11 @@ const uint8_t* ExpertStore::part(int layer, int id, int part) {
         if (slot.state.compare_exchange_strong(expected, kChecking, std::memory_order_acq_rel)) check(slot);
         break;
       }
-      case kChecking: std::this_thread::yield(); break;
+      case kChecking:
+        if (!check_another()) std::this_thread::yield();
+        break;
       default: {
+        if (check_another()) break;
         const double from = seconds();
         const std::lock_guard<std::mutex> lock(reading_);
         if (slot.state.load(std::memory_order_acquire) == kReading) collect(true);
@@ -375,6 +387,16 @@ void ExpertStore::check(Slot& slot) {
   checksums_[expert] = sum;
   known_[expert] = 1;
   slot.state.store(kReady, std::memory_order_release);
+}
+
+bool ExpertStore::check_another() {
+  for (const int number : arriving_) {
+    int expected = kRead;
+    if (!slots_[number].state.compare_exchange_strong(expected, kChecking, std::memory_order_acq_rel)) continue;
+    check(slots_[number]);
+    return true;
+  }
+  return false;
 }
 
 std::vector<uint64_t> ExpertStore::checksums() {
@@ -475,24 +497,33 @@ void StreamedPass::end() {
 
 // ---- the disk ------------------------------------------------------------------------------------------------------
 
-double disk_rate(const std::string& path, size_t piece, int together, double limit, bool threads) {
+double disk_rate(const std::string& path, size_t piece, int together, double limit, bool threads, bool checked) {
   const std::unique_ptr<AsyncReads> reads = AsyncReads::open(path, threads);
   const uint64_t pieces = reads->size() / (piece = whole(std::max<size_t>(piece, 1)));
   if (!pieces || together < 1) throw std::invalid_argument("edgespec: a file that is too short to measure its disk");
-  const size_t bytes = piece * static_cast<size_t>(together);
+  // as in a pass, what arrives must not find its memory in the processor's cache
+  const size_t bytes = piece * static_cast<size_t>(together), places = std::max<size_t>(1, kColdBytes / bytes);
   const std::unique_ptr<uint8_t, std::function<void(uint8_t*)>> memory(
-      pages(bytes), [&](uint8_t* found) { give_back(found, bytes); });
+      pages(places * bytes), [&](uint8_t* found) { give_back(found, places * bytes); });
+  std::memset(memory.get(), 1, places * bytes);
   std::vector<Ended> ended;
   uint64_t at = 0, turns = 0;
+  volatile uint64_t sum = 0;  // nothing compares it
+  const auto place = [&](int i) { return memory.get() + turns % places * bytes + static_cast<size_t>(i) * piece; };
   const double from = seconds();
   do {
     for (int i = 0; i < together; ++i) {
       at = (at + pieces * 5 / 8 + 1) % pieces;  // far from the one before
-      reads->start({at * piece, memory.get() + static_cast<size_t>(i) * piece, piece, piece, i});
+      reads->start({at * piece, place(i), piece, piece, i});
     }
-    for (ended.clear(); reads->going();) reads->collect(true, ended);
-    for (const Ended& one : ended)
-      if (!one.failure.empty()) throw std::runtime_error("edgespec: " + path + ": " + one.failure);
+    while (reads->going()) {
+      ended.clear();
+      reads->collect(true, ended);
+      for (const Ended& one : ended) {
+        if (!one.failure.empty()) throw std::runtime_error("edgespec: " + path + ": " + one.failure);
+        if (checked) sum = ExpertStore::checksum(place(one.owner), piece, sum);
+      }
+    }
     ++turns;
   } while (seconds() - from < limit);
   return static_cast<double>(turns * bytes) / (seconds() - from);
@@ -555,10 +586,12 @@ EDGESPEC_EXPORT void edgespec_experts_counts(void* store, int rows, double* coun
   std::copy(std::begin(all), std::end(all), counts);
 }
 EDGESPEC_EXPORT void edgespec_experts_forget_counts(void* store) { (*static_cast<Handle*>(store))->forget_counts(); }
-// Bytes per second that the disk of a file gives, for `together` pieces at once; below 0: it failed.
+// Bytes per second that the disk of a file gives, for `together` pieces at once, compared with a checksum or not; below
+// 0: it failed.
 EDGESPEC_EXPORT double edgespec_experts_disk_rate(const char* path, uint64_t piece, int together, double limit,
-                                                  int threads) {
+                                                  int threads, int checked) {
   double rate = -1;
-  edgespec::guarded([&] { rate = edgespec::disk_rate(path, size_t(piece), together, limit, threads != 0); });
+  edgespec::guarded(
+      [&] { rate = edgespec::disk_rate(path, size_t(piece), together, limit, threads != 0, checked != 0); });
   return rate;
 }

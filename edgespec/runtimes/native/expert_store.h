@@ -120,6 +120,7 @@ class ExpertStore {
   void read(int number, size_t expert);
   void collect(bool wait);
   void check(Slot& slot);
+  bool check_another();  // that has arrived -> whether there was one
   uint64_t checksum_of(const Slot& slot) const;
   std::string name(size_t expert) const;
 
@@ -143,6 +144,7 @@ class ExpertStore {
   int count_ = 0;  // slots
   size_t slot_bytes_ = 0;
   uint8_t* memory_ = nullptr;
+  std::vector<int> arriving_;  // slots whose experts were not all checked at the last `begin`
   std::vector<Ended> ended_;
   ExpertCounts counts_, by_rows_[kMostRows + 1];
   ExpertCounts* now_ = by_rows_;  // of the present pass
@@ -187,9 +189,9 @@ class StreamedPass {
   std::unique_ptr<LayerReader> layers_;
 };
 
-// Reads pieces of a file, `together` at once and then the next ones, for `limit` seconds -> bytes per second.  Throws
-// std::runtime_error: a read failed.
-double disk_rate(const std::string& path, size_t piece, int together, double limit, bool threads);
+// Reads pieces of a file, `together` at once and then the next ones, for `limit` seconds -> bytes per second.
+// `checked`: computes the checksum of each as it arrives, as a pass does.  Throws std::runtime_error: a read failed.
+double disk_rate(const std::string& path, size_t piece, int together, double limit, bool threads, bool checked);
 
 // The store that the next session opened by this thread uses, if its program is that one's.
 std::shared_ptr<ExpertStore> take_pending_store(const std::string& program);

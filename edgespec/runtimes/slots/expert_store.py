@@ -62,12 +62,12 @@ def _functions() -> Functions:
         "expect": (None, ADDRESS),
         "counts": (None, ctypes.c_int, ADDRESS),
         "forget_counts": (None,),
-        "disk_rate": (ctypes.c_double, ctypes.c_uint64, ctypes.c_int, ctypes.c_double, ctypes.c_int),  # of a path
+        "disk_rate": (ctypes.c_double, ctypes.c_uint64, ctypes.c_int, ctypes.c_double, ctypes.c_int, ctypes.c_int),
     }
     return Functions("experts", signatures, (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int), slow=True)
 
 
-def disk_rate(file: Path, piece: int, together: int, seconds: float = 0.4) -> float:
+def disk_rate(file: Path, piece: int, together: int, seconds: float = 0.4, checked: bool = False) -> float:
     """Measure the bytes per second at which pieces of a file are read past the page cache.
 
     Args:
@@ -75,12 +75,13 @@ def disk_rate(file: Path, piece: int, together: int, seconds: float = 0.4) -> fl
         piece: bytes of a read.
         together: reads at once.
         seconds: how long.
+        checked: whether each piece's checksum is computed as it arrives, as passes do.
 
     Raises:
         BundleError: it cannot be read.
     """
     functions, threads = _functions(), os.environ.get(READS) == "threads"
-    rate = functions.of["disk_rate"](os.fsencode(file), piece, together, seconds, threads)
+    rate = functions.of["disk_rate"](os.fsencode(file), piece, together, seconds, threads, checked)
     if rate < 0:
         raise BundleError(f"{file}: the speed of its disk cannot be measured: {functions.why}", "check the disk")
     return float(rate)
