@@ -167,7 +167,7 @@ def test_settings() -> None:
         "threads": None, "context": None, "strict": True, "check": True, "operators": "auto", "precision": "full",
         "device": "cpu", "device_precision": None, "attention": None, "draft_attention": None,
         "ngram_store": None, "image_rows": None,
-        "prompt_cache": True, "budget": None, "adapters": None
+        "prompt_cache": True, "budget": None, "adapters": None, "draft_adapter": None
     }  # fmt: skip
     assert defaults(Settings) == {
         "method": None, "adapter": None, "max_new_tokens": None, "gamma": None, "fallback": True, "adaptive": True,

@@ -214,6 +214,7 @@ loading_options = group(
     option(
         "--draft-attention", "Coarser keys that only self-drafting reads; the text does not change.", DRAFT_ATTENTIONS
     ),
+    option("--draft-adapter", "Folder of the LoRA adapter that method uno drafts with.", PATH),
     option(
         "--strict/--no-strict", "Give rows the same bits in every pass: exactly plain decoding's text.", default=True
     ),

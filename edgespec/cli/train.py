@@ -24,14 +24,16 @@ _TRAINED = {
     "dspark": "a drafter of blocks whose guesses are corrected",
     "dflash": "a drafter of blocks, all guesses in one pass",
     "mtp": "a layer for multi-token prediction",
+    "selfdraft": "a LoRA adapter with which the model drafts for itself",
 }
 
 
 def _options(kind: str) -> list[Decorator]:
     """List the options of a kind of trained part: those that all have, and its own (``ONLY_FOR``), in groups."""
-    from edgespec.export.training.options import DRAFTERS, LAYOUTS, ONLY_FOR
+    from edgespec.export.training.options import DRAFTERS, LAYOUTS, ONLY_FOR, SELF_DRAFT
 
     drafter = kind in DRAFTERS
+    batch = 2 if kind == SELF_DRAFT else 8 if drafter else 16
 
     def own(**options: Decorator) -> list[Decorator]:
         return [found for name, found in options.items() if kind in ONLY_FOR.get(name, (kind,))]
@@ -63,7 +65,7 @@ def _options(kind: str) -> list[Decorator]:
                 float,
             ),
             batch=option(
-                "--batch", f"Windows per step, over all processes.  [default: {8 if drafter else 16}]", int
+                "--batch", f"Windows per step, over all processes.  [default: {batch}]", int
             ),
             lr=option("--lr", "Peak of the learning rate, a cosine after the warm-up.  [default: the kind's]", float),
             seed=option("--seed", "Same seed, same result, on one CPU bit for bit.", int, 0),
@@ -86,7 +88,9 @@ def _options(kind: str) -> list[Decorator]:
         group(
             "Shape",
             *own(
-                heads=option("--heads", "Steps deep." if drafter else "Guesses beyond the next token.", int, 4),
+                heads=option("--heads", "Mask rows." if kind == SELF_DRAFT else "Steps deep." if drafter
+                             else "Guesses beyond the next token.", int, 4),
+                rank=option("--rank", "Rank of the adapter.", int, 16),
                 own_lm_heads=option("--own-lm-heads", "An LM head for each head, instead of the model's.", bool),
                 hidden_size=option(
                     "--hidden-size",
@@ -199,7 +203,7 @@ def _train(method: str, model: str, output: Path | None, as_json: bool, exits: s
     import torch  # noqa: F401  missing: better now than after the model is read
     from accelerate import Accelerator  # noqa: F401
 
-    from edgespec.export.training.options import DRAFTERS, TrainOptions
+    from edgespec.export.training.options import DRAFTERS, SELF_DRAFT, TrainOptions
     from edgespec.export.training.train import Trainer
 
     plot = rest["plot"]
@@ -233,6 +237,9 @@ def _train(method: str, model: str, output: Path | None, as_json: bool, exits: s
         click.echo(line)
     how = f"--method {method} --{'drafter' if method in DRAFTERS else 'heads'}"
     how = "--method speculative --draft" if method == "draft" else how
+    if method == SELF_DRAFT:
+        click.echo(f"next: edgespec run BUNDLE --method uno --draft-adapter {shlex.quote(str(output))}")
+        return
     click.echo(f"next: edgespec export {shlex.quote(model)} {how} {shlex.quote(str(output))}")
 
 

@@ -73,11 +73,13 @@ class Pass(NamedTuple):
     visible: Ids | None = None
     inputs: Rows | None = None  # float32 [n, columns]: what the layers read instead of the tokens' embeddings
     of: Target | None = None  # a slot whose keys and values are read, as far as they are ``visible``, not this one's
+    adapters: Ids | None = None  # int64 [n], the number of each row's LoRA adapter, 0 = none; None = the slot's
 
     @property
     def whole(self) -> bool:
         """Whether it is a pass of rows through the whole model, as every round runs."""
-        return self[5:14] == _WHOLE and self.inputs is None and self.visible is None and self.of is None
+        plain = self.inputs is None and self.visible is None and self.of is None and self.adapters is None
+        return plain and self[5:14] == _WHOLE
 
 
 _WHOLE = Pass()[5:14]
@@ -128,6 +130,7 @@ OPTIONAL = {
     "group": "heads",
     "block": "blocks of rows that see each other",
     "of": "passes over the keys and values of another slot",
+    "adapters": "LoRA adapters that are added row by row",
 }
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edgespec.extensions import DRAFTERS, Table
 from edgespec.formulas.cost import CostModel, speedup
+from edgespec.runtimes.files.draft_adapter import DraftAdapter
 from edgespec.runtimes.files.manifest import Manifest, MethodPart, SkipSetPart
 from edgespec.runtimes.files.operators import NATIVE
 
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
     from edgespec.runtimes.slots.slot import Slot
     from edgespec.runtimes.text.translation import Translation
 
-Needs = Literal["text", "draft", "layers", "heads", "drafter"]
+Needs = Literal["text", "draft", "layers", "heads", "drafter", "adapter"]
 HeadKind = Literal["medusa", "blockwise", "exit"]
 AR, NGRAM, SPECULATIVE, SELF_SPEC = "ar", "ngram", "speculative", "self-spec"
 EAGLE, EAGLE1, PEAGLE, MTP, DFLASH, DSPARK = "eagle", "eagle1", "peagle", "mtp", "dflash", "dspark"
 ASSISTANT = "assistant"
+UNO = "uno"
 CHAIN = "chain"  # several methods in order: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 
@@ -72,7 +74,7 @@ class Method:
     builder: str
     # what a bundle must have for it: ``text``, nothing, so that it works in every bundle; ``draft``, a draft
     # model; ``layers``, a graph whose layers can be left out; ``heads``, trained heads, and such a graph;
-    # ``drafter``, one conditioned on hidden states, and such a graph
+    # ``drafter``, one conditioned on hidden states, and such a graph; ``adapter``, one that is loaded with the bundle
     needs: Needs = "text"
     # of a method that needs heads: the kind of their groups (``HeadGroup.kind``); exits are several groups of one head
     heads: HeadKind | None = None
@@ -194,6 +196,15 @@ _CORE = {
         # 31B (llama.cpp's issue 23398)
         prior=Prior(0.60, "Gemma 4 12B and 31B, measured by their users"),
     ),
+    UNO: Method(
+        "the model with a LoRA adapter for mask rows",
+        f"{_HERE}.uno:build",
+        "adapter",
+        gamma=8,
+        at_once=True,
+        # the first guess is the model's own token; no rates are published, so an adapter's own are used
+        prior=Prior(0.70, "assumed"),
+    ),
 }
 
 METHODS: Table[Method] = Table(DRAFTERS, _CORE, lambda made: isinstance(made, Method))
@@ -246,10 +257,17 @@ def native_alone(manifest: Manifest) -> tuple[str, ...]:
     return (*found, SELF_SPEC) if own and own.skip and own.skip.whole else tuple(found)
 
 
-def complete(manifest: Manifest) -> Manifest:
+def complete(manifest: Manifest, draft_adapter: Path | None = None) -> Manifest:
     """Add the methods that need nothing of a bundle to its manifest, and leave out those that are not known here.
 
     int8 weights in two planes can draft by the high ones, though no export prepared it.  An encoder has no methods.
+
+    Args:
+        manifest: of the bundle.
+        draft_adapter: folder of the adapter that is loaded with it.
+
+    Raises:
+        BundleError: its description is damaged.
     """
     if manifest.is_encoder:
         return manifest.model_copy(update={"methods": {}})
@@ -258,9 +276,11 @@ def complete(manifest: Manifest) -> Manifest:
         for name, method in METHODS.items()
         if name in manifest.methods or method.needs == "text"
     }
+    if draft_adapter is not None:
+        parts = {**parts, UNO: by_draft_adapter(DraftAdapter.read(draft_adapter))}
     own, planes = parts.get(SELF_SPEC), manifest.target.planes and not manifest.target.high_alone
     if planes and own is None and manifest.target.layers_have_planes:
-        parts = {name: parts.get(name, by_high_planes(manifest)) for name in METHODS if name in (*parts, SELF_SPEC)}
+        parts = {name: parts.get(name, by_high_planes(manifest)) for name in METHODS if name in {*parts, SELF_SPEC}}
     elif not planes and own and own.skip and own.skip.whole:  # read as a model of 4 bits
         parts = {name: part for name, part in parts.items() if name != SELF_SPEC}
     return manifest.model_copy(update={"methods": parts})
@@ -280,3 +300,15 @@ def by_high_planes(manifest: Manifest) -> MethodPart:
     }
     gamma = max(gains, key=lambda one: gains[one])
     return MethodPart(gamma=gamma, skip=skip, predicted_speedup=gains[gamma], notes=f"assumed: {HIGH_PLANES.source}")
+
+
+def by_draft_adapter(draft: DraftAdapter) -> MethodPart:
+    """Draft by a loaded adapter.  Its gain is assumed from its own rates, and the prices of int8 rows."""
+    curve, gains, tokens = CostModel(_INT8_ROWS), dict[int, float](), 2.0
+    for masks, right in enumerate(draft.acceptance, 1):
+        tokens += right
+        gains[1 + masks] = tokens / (curve.v(1 + masks) + curve.v(2 + masks))
+    if not gains:
+        return MethodPart(gamma=1 + draft.block)
+    gamma = max(gains, key=lambda one: gains[one])
+    return MethodPart(gamma=gamma, predicted_speedup=gains[gamma], notes="assumed: the adapter's held-out acceptance")

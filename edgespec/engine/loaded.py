@@ -29,6 +29,7 @@ from edgespec.runtimes.codes import CodeDecoder
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.draft_adapter import DRAFT
 from edgespec.runtimes.files.manifest import Manifest, Operators
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
 from edgespec.runtimes.files.skip_sets import forget_sets
@@ -64,7 +65,8 @@ class LoadedBundle:
         share: LoadedBundle | None = None,
     ) -> None:
         self.options = options = options or LoadOptions()
-        bundle = replace(bundle, manifest=options.seen(complete(bundle.manifest)))
+        whole = complete(bundle.manifest, options.adapter_folders.get(DRAFT))
+        bundle = replace(bundle, manifest=options.seen(whole))
         self.run = run = options.resolve(bundle.manifest)  # the resolved options
         if options.precision == "high":
             bundle = replace(bundle, manifest=complete(bundle.manifest.at_high_precision()))

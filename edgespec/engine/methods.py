@@ -176,6 +176,8 @@ def _how_to_have(manifest: Manifest, name: str) -> str:
             f"its graph was exported by {manifest.target.origin}, and {name} needs one of edgespec's own; "
             "architectures that edgespec emits itself: docs/architectures.md"
         )
+    if METHODS[name].needs == "adapter":
+        return "load the bundle with a draft adapter: `edgespec train selfdraft MODEL -o DIR`, then --draft-adapter DIR"
     return f"export it with `--method {name}`"
 
 

@@ -12,6 +12,7 @@ from edgespec.declared import copy_with
 from edgespec.errors import BundleError, ExportError, InvalidRequest
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import choose_attention
+from edgespec.runtimes.files.draft_adapter import DRAFT
 from edgespec.runtimes.files.formats import CHECKPOINTS, Attention, listed
 from edgespec.runtimes.files.lora import adapter_bytes
 from edgespec.runtimes.files.manifest import Manifest, Operators, Precision
@@ -44,6 +45,7 @@ class LoadChanges(TypedDict, total=False):
     image_rows: int | None
     budget: str | int | None
     adapters: Mapping[str, str | os.PathLike[str]] | None
+    draft_adapter: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class LoadOptions:
             "off" = memory is not checked.
         adapters: folders of LoRA adapters by name, as PEFT saves them.  A request chooses one by its setting
             ``adapter``; native operators only.
+        draft_adapter: folder of the LoRA adapter that method uno drafts with (``edgespec train selfdraft``, or SGLang's
+            layout); native operators only.
     """
 
     threads: int | None = None
@@ -94,6 +98,7 @@ class LoadOptions:
     image_rows: int | None = None
     budget: str | int | None = None
     adapters: Mapping[str, str | os.PathLike[str]] | None = None
+    draft_adapter: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("threads", "context", "image_rows"):
@@ -108,8 +113,12 @@ class LoadOptions:
                 raise InvalidRequest(f"{name} {given!r}: expected {listed(known)}")
         if not isinstance(self.device, str):
             raise InvalidRequest(f"device is {self.device!r}: expected a name", "`edgespec devices` shows them")
-        if not (self.ngram_store is None or isinstance(self.ngram_store, (str, os.PathLike))):
-            raise InvalidRequest(f"ngram_store is {self.ngram_store!r}: expected a file")
+        self._check_paths()
+
+    def _check_paths(self) -> None:
+        for name, what in (("ngram_store", "file"), ("draft_adapter", "folder")):
+            if not ((given := getattr(self, name)) is None or isinstance(given, (str, os.PathLike))):
+                raise InvalidRequest(f"{name} is {given!r}: expected a {what}")
         if not (self.adapters is None or isinstance(self.adapters, Mapping)):
             raise InvalidRequest(f"adapters is {self.adapters!r}: expected folders by name")
         for name, folder in (self.adapters or {}).items():
@@ -118,8 +127,9 @@ class LoadOptions:
 
     @property
     def adapter_folders(self) -> dict[str, Path]:
-        """The folders of ``adapters`` as paths."""
-        return {name: Path(folder).expanduser() for name, folder in (self.adapters or {}).items()}
+        """The folders of ``adapters`` as paths, and of ``draft_adapter`` by the name ``DRAFT``."""
+        own = {} if self.draft_adapter is None else {DRAFT: self.draft_adapter}
+        return {name: Path(folder).expanduser() for name, folder in {**(self.adapters or {}), **own}.items()}
 
     def changed(self, **changes: Any) -> LoadOptions:
         """Copy with changes on top.

@@ -28,6 +28,8 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
     Only its own parameters are trained.  The target is not a submodule, so it is neither saved nor synchronized.
     """
 
+    stride = 1  # tokens from one row of ``guesses`` to the next
+
     def __init__(self, target: Target, options: TrainOptions) -> None:
         super().__init__()
         self._frozen = (target,)  # a tuple hides it from nn.Module
@@ -52,7 +54,7 @@ class Learner(nn.Module, ABC):  # type: ignore[misc]
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Return for each head: logits [B, T', vocab], the right tokens [B, T'], and where they count [B, T'].
 
-        Row t of a head belongs to position t of the tokens.
+        Row t of a head belongs to position t of the tokens, or ``stride`` * t.
         """
 
     @abstractmethod

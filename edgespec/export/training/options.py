@@ -12,7 +12,9 @@ from edgespec.drafters.registry import has_exits, needing
 from edgespec.errors import TrainingError
 from edgespec.runtimes.files.manifest import ModelFacts
 
-DRAFTERS = ("eagle", "dspark", "dflash", "mtp")  # over hidden states; training ends by default when it stops improving
+SELF_DRAFT = "selfdraft"
+# over hidden states, or mask rows; training ends by default when it stops improving
+DRAFTERS = ("eagle", "dspark", "dflash", "mtp", SELF_DRAFT)
 LAST_HIDDEN = ("medusa", "blockwise")  # heads on the last hidden state, of encoder-decoders too
 METHODS = (*needing("heads"), "draft", *DRAFTERS)
 EXITS = tuple(name for name in METHODS if has_exits(name))
@@ -22,7 +24,7 @@ Precision = Literal["no", "bf16", "fp16"]
 Layout = Literal["sglang", "speculators", "medusa"]
 
 RATES = {"medusa": 1e-2, "blockwise": 1e-2, **dict.fromkeys(EXITS, 5e-3), "draft": 5e-3,
-         "eagle": 4e-3, "dspark": 4e-3, "dflash": 4e-3, "mtp": 2e-3}  # at width 64  # fmt: skip
+         "eagle": 4e-3, "dspark": 4e-3, "dflash": 4e-3, "mtp": 2e-3, SELF_DRAFT: 6e-3}  # at width 64  # fmt: skip
 HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
 PROMPT = 16  # tokens of a held-out text that are given, not measured
 OWN_TEXTS = 1000  # number of texts that the target generates by default
@@ -57,7 +59,8 @@ class TrainOptions:
         generates
             ``OWN_TEXTS``.
         greedy_fraction: fraction of those texts that continues greedily after some sampled tokens.
-        heads: draft tokens of medusa and blockwise; training depth in steps of eagle and mtp.
+        heads: draft tokens of medusa and blockwise; training depth in steps of eagle and mtp; mask rows of selfdraft.
+        rank: selfdraft: of its matrices.
         own_lm_heads: medusa: each head gets a separate LM head.
         hidden_size: blockwise: width of the hidden layer, eagle: of its MLP; None = heads * hidden, or the target's.
         exits: early exits: after how many layers; empty = about a quarter, half and three quarters.
@@ -66,7 +69,8 @@ class TrainOptions:
         loss: ``kl`` from the target's own distribution, ``lk`` also of their overlap, ``ce`` of the text, ``d-pace``
             weighted by the expected gain of draft tokens.
         ce_share: draft: share of ``ce`` in another loss.
-        batch: windows per step, over all processes; None = 16, or 8 if training ends when it stops improving.
+        batch: windows per step, over all processes; None = 16, or 8 if training ends when it stops improving, 2 for
+            selfdraft.
         length: tokens of a window; None = 256 or the context.
         epochs: passes over the windows, unless ``steps`` is given; None = 4, or for a drafter until it stops improving.
         steps: optimizer steps.
@@ -96,6 +100,7 @@ class TrainOptions:
     self_distill: int = 0
     greedy_fraction: float = 0.25
     heads: int = 4
+    rank: int = 16
     own_lm_heads: bool = False
     hidden_size: int | None = None
     exits: tuple[int, ...] = ()
@@ -141,6 +146,8 @@ class TrainOptions:
     @property
     def rows(self) -> int:
         """Return the windows per step: fewer if time is short, for more steps."""
+        if self.method == SELF_DRAFT:  # whose every step runs the whole model
+            return self.batch or 2
         return self.batch or (8 if self.ends_itself else 16)
 
     @property
@@ -161,7 +168,8 @@ class TrainOptions:
 ONLY_FOR: dict[str, tuple[str, ...]] = {
     "exits": EXITS,
     "own_lm_heads": ("medusa",),
-    "heads": ("medusa", "blockwise", "eagle", "mtp"),
+    "heads": ("medusa", "blockwise", "eagle", "mtp", SELF_DRAFT),
+    "rank": (SELF_DRAFT,),
     "hidden_size": ("blockwise", "eagle"),
     "minutes": DRAFTERS,
     "fsdp": tuple(name for name in METHODS if name != "mtp"),  # which copies a layer of the model
@@ -172,13 +180,14 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     **dict.fromkeys(DRAFTERS[:3], ("sglang", "speculators")),
     "mtp": ("speculators",),  # SGLang reads such a layer from the model's own checkpoint
+    SELF_DRAFT: ("sglang",),  # random tokens as mask rows
     "medusa": ("medusa",),  # its authors'; SGLang and speculators load none
 }
 
 
 def check_options(options: TrainOptions) -> None:
     """Reject invalid options before anything is loaded."""
-    whole = ("heads", "draft_layers", "held_out", "new_tokens", "save_every")
+    whole = ("heads", "rank", "draft_layers", "held_out", "new_tokens", "save_every")
     optional = (
         "hidden_size",
         "batch",

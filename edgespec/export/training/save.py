@@ -22,9 +22,12 @@ from edgespec.export.training.layouts import laid_out
 from edgespec.export.training.learners import Learner
 from edgespec.export.training.loop import History
 from edgespec.export.training.options import DRAFTERS, TrainOptions
+from edgespec.export.training.self_draft import SelfDraft
 from edgespec.export.training.state import DRAFT_REPORT
 from edgespec.export.training.target import Source, Target
 from edgespec.export.training.windows import Windows
+from edgespec.runtimes.files.draft_adapter import DESCRIPTION as SELF_DRAFT
+from edgespec.runtimes.files.lora import CONFIG, WEIGHTS
 
 
 def draw(history: History, path: Path, title: str) -> None:
@@ -73,7 +76,7 @@ def rank_shares(learner: Learner, windows: Windows, start: int = 1) -> list[list
     for tokens, lengths in _batches(windows, learner.target):
         for head, (logits, wanted, valid) in enumerate(learner.guesses(tokens, lengths)):
             valid = valid.clone()
-            valid[:, : start - 1] = False
+            valid[:, : (start - 1) // learner.stride] = False
             best = logits[valid].topk(min(RANKS, logits.shape[-1]), -1).indices  # [n, ranks]
             right = (best == wanted[valid][:, None]).sum(0).cpu()
             hits[head] = hits.get(head, torch.zeros_like(right)) + right
@@ -93,7 +96,7 @@ def joint_shares(learner: Learner, windows: Windows, start: int = 1) -> list[flo
     for tokens, lengths in _batches(windows, learner.target):
         steps = [(logits.argmax(-1) == wanted, valid) for logits, wanted, valid in learner.guesses(tokens, lengths)]
         whole = torch.stack([valid for _, valid in steps]).all(0)  # [B, N]
-        whole[:, : start - 1] = False
+        whole[:, : (start - 1) // learner.stride] = False
         so_far = torch.stack([same & whole for same, _ in steps]).cumprod(0)  # [steps, B, N]
         right = right + so_far.sum((1, 2))
         positions += int(whole.sum())
@@ -143,6 +146,8 @@ def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], 
     tensors = {name: _half(name, value.detach().cpu().numpy()) for name, value in learner.tensors().items()}
     if options.method == "draft":
         return _draft(tensors, learner.described(), source, report)
+    if isinstance(learner, SelfDraft):
+        return _adapter(tensors, learner, source, report, options)
     if options.method in DRAFTERS or options.layout:
         named = laid_out(options, {**tensors}, learner.described(), source)
         weights = PUBLISHED[0] if options.method == "medusa" else "model.safetensors"
@@ -164,6 +169,21 @@ def _draft(
     if source.codec.converted:
         files["tokenizer.json"] = _text(source.codec.tokenizer.to_str())
     return files | _described(tensors, config, source, report)
+
+
+def _adapter(
+    tensors: Mapping[str, NDArray[Any]],
+    learner: SelfDraft,
+    source: Source,
+    report: Mapping[str, Any],
+    options: TrainOptions,
+) -> Writers:
+    """Return writers for an adapter as PEFT has it, and for its description, which other programs do not read."""
+    files: Writers = {WEIGHTS: _safetensors(tensors)}
+    described = learner.draft(source.fingerprints["model"], dict(report))
+    files[SELF_DRAFT] = _text(described.model_dump_json(indent=1) + "\n")
+    files[CONFIG] = _text(json.dumps(learner.described(), indent=2) + "\n")
+    return files
 
 
 def _described(

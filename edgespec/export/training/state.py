@@ -18,6 +18,7 @@ import numpy as np
 from edgespec.errors import TrainingError
 from edgespec.export.drafters.heads import DESCRIPTION
 from edgespec.export.training.windows import Windows
+from edgespec.runtimes.files.draft_adapter import DESCRIPTION as SELF_DRAFT
 from edgespec.runtimes.files.json_file import read_object
 from edgespec.runtimes.files.staged import staged, take_lock
 
@@ -61,7 +62,7 @@ class TrainingState:
         if arguments.is_file() and not restart:
             self._check(arguments, json.loads(json.dumps(identity)))
             return True
-        finished = any((self.output / name).is_file() for name in (DESCRIPTION, DRAFT_REPORT))
+        finished = any((self.output / name).is_file() for name in (DESCRIPTION, DRAFT_REPORT, SELF_DRAFT))
         if finished and not overwrite and not arguments.is_file():
             raise TrainingError(
                 f"{self.output}: trained heads are already there",

@@ -132,6 +132,21 @@ class Target:
         output = self.stack(input_ids=tokens, use_cache=True, **self._memory, **{self._cache: cache})
         return output.last_hidden_state, output.past_key_values
 
+    def extend(self, tokens: Tensor, cache: Any, places: Tensor, seen: Tensor) -> Tensor:
+        """Compute ``hidden`` [B, N, hidden], with gradients, of tokens [B, N] at ``places`` [B, N] after a cache.
+
+        Args:
+            tokens, places: of the rows.
+            cache: of a text [B, T]; the rows are added to it.
+            seen: which of the text and of the rows each row sees, bool [B, 1, N, T + N].
+        """
+        kind = next(self.stack.parameters()).dtype
+        mask = torch.zeros(seen.shape, dtype=kind, device=seen.device).masked_fill(~seen, torch.finfo(kind).min)
+        output = self.stack(
+            input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=True, **{self._cache: cache}
+        )
+        return output.last_hidden_state
+
     @torch.no_grad()
     def exits(self, tokens: Tensor, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Compute ``hidden``, and the final norm of the residual stream after each exit's layers, [B, T, hidden]."""

@@ -24,6 +24,7 @@ from edgespec.export.training.options import (
     EXITS,
     LAST_HIDDEN,
     PROMPT,
+    SELF_DRAFT,
     TrainOptions,
     check_options,
     choose_exits,
@@ -32,6 +33,7 @@ from edgespec.export.training.options import (
 )
 from edgespec.export.training.pairs import Reader
 from edgespec.export.training.save import draft_acceptance, finished_files, joint_shares, rank_shares
+from edgespec.export.training.self_draft import SelfDraft
 from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
 from edgespec.export.training.windows import Windows, data_files, files_digest, read_texts, split_texts, without
@@ -48,6 +50,7 @@ LEARNERS: dict[str, type[Learner]] = {
     "dspark": Blocks,
     "dflash": Blocks,
     "mtp": Mtp,
+    SELF_DRAFT: SelfDraft,
 }
 REPORTED = ("self_distill", "greedy_fraction", "loss", "ce_share", "batch", "precision", "seed")  # options
 DRAWN = 2 * PROMPT  # first greedy token of a training text: differs from that of the held-out texts
@@ -324,6 +327,8 @@ class Trainer:
             found["ranks"] = {
                 kind: rank_shares(learner, texts, starts.get(kind, self.given)) for kind, texts in held.items()
             }
+            if isinstance(learner, SelfDraft):
+                found["joint"] = [round(share, 4) for share in joint_shares(learner, held["greedy"], self.given)]
         self.report("measure", 1, 1, "measured")
         return found
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel, unknown_name
+from edgespec.runtimes.files.draft_adapter import DRAFT, DraftAdapter
 from edgespec.runtimes.files.lora import AT_EXPORT, LowRankPair, digest, read_pairs
 from edgespec.runtimes.slots.handles import ADDRESS, NUMBER, Functions
 
@@ -41,12 +42,13 @@ class AdapterStore:
 
     Args:
         graph: its file.
-        folders: of the adapters, by name.
+        folders: of the adapters, by name; ``DRAFT`` is the one that the model drafts for itself with.
         architecture: of the model.
 
     Attributes:
         numbers: of the adapters by name, from 1 on; 0 is the model without one.
         digests: of what each computes, by number.
+        draft: number of that one, and its description; None = there is none.
         nbytes: bytes of all of them.
 
     Raises:
@@ -62,23 +64,27 @@ class AdapterStore:
             )
         self._functions, self._graph = _functions(), graph
         self._of = self._functions.of
-        self.numbers: dict[str, int] = {}
         self.digests: dict[int, str] = {}
         self._handle = self._functions.try_open(os.fsencode(graph))
         if self._handle is None:
             raise BundleError(f"{graph}: takes no adapters: {self._functions.why}", "export the bundle again")
-        for name, folder in folders.items():
-            number = int(self._of["begin"](self._handle))
-            if number < 0:
-                raise BundleError(f"{folder}: {self._functions.why}")
-            try:
-                for pair in read_pairs(folder):
-                    self._add(folder, pair)
-                self.digests[number] = digest(folder)
-            except ExportError as error:
-                raise BundleError(error.message, error.hint) from error
-            self.numbers[name] = number
+        self.numbers = {name: self._begin(folder) for name, folder in folders.items()}
+        own = self.numbers.pop(DRAFT, None)
+        self.draft = None if own is None else (own, DraftAdapter.read(folders[DRAFT]))
         self.nbytes = int(self._of["bytes"](self._handle))
+
+    def _begin(self, folder: Path) -> int:
+        """Add the adapter of a folder -> its number."""
+        number = int(self._of["begin"](self._handle))
+        if number < 0:
+            raise BundleError(f"{folder}: {self._functions.why}")
+        try:
+            for pair in read_pairs(folder):
+                self._add(folder, pair)
+            self.digests[number] = digest(folder)
+        except ExportError as error:
+            raise BundleError(error.message, error.hint) from error
+        return number
 
     def _add(self, folder: Path, pair: LowRankPair) -> None:
         a, b = np.ascontiguousarray(pair.a), np.ascontiguousarray(pair.b)

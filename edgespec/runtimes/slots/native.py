@@ -17,6 +17,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.files.manifest import MARKOV
 from edgespec.runtimes.files.session_file import fill
+from edgespec.runtimes.slots.adapters import ROW
 from edgespec.runtimes.slots.books import DRAFT, HYPOTHESES, MUTUAL, READ
 from edgespec.runtimes.slots.cross_attention import CrossAttentionCache
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, SLOT, VISIBLE, NativeRunner
@@ -177,6 +178,8 @@ class NativeSlot(NativeRunner):
             return n
         how = DRAFT * wanted.draft + READ * wanted.read + MUTUAL * wanted.block
         plan = self._plan(tokens, wanted.parents, wanted.offset, how)
+        if wanted.adapters is not None:
+            plan[SLOT] = self.number + ROW * wanted.adapters
         if wanted.read and self._both_ways and int(tokens.max(initial=0)) >= INSERTED:
             self._see_blocks(plan, tokens)
         return n

@@ -100,6 +100,7 @@ class NativeRunner(Slot):
         part = model.part
         lacking = set() if part.aux_hidden_layers else {"aux_hidden"}
         lacking |= set() if part.decoder else {"fused", "block", "of"}
+        lacking |= set() if model.adapters is not None else {"adapters"}
         self.can = frozenset(OPTIONAL) - lacking | {BEST}
         self._embeds = any(group.kind == EMBEDDING for group in part.heads)  # a drafter's own
         self._at = at = Gates(self.layers, len(part.heads), bool(part.aux_hidden_layers), part.planes, self.attends)

@@ -278,6 +278,7 @@ FIELDS: dict[str, Any] = {
     "skip": SKIP,
     "group": "medusa",
     "block": True,
+    "adapters": np.zeros(4, np.int64),
 }
 
 
