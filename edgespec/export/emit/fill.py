@@ -17,6 +17,7 @@ from edgespec.export.quantization.native_packing import pack_rows
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.source.stored import FileRows
 from edgespec.runtimes.files.formats import FILE, FILE_KINDS
+from edgespec.runtimes.files.large_writes import LargeWrites
 from edgespec.runtimes.files.packing import Packed
 
 Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares
@@ -27,7 +28,7 @@ class WeightFile:
     """Writer of a weight file; ``progress`` is called with the bytes so far after every piece."""
 
     def __init__(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> None:
-        self._file, self.progress = path.open("wb"), progress
+        self._file, self.progress = LargeWrites(path), progress
         self._bytes = 0
 
     def __enter__(self) -> WeightFile:
@@ -36,7 +37,7 @@ class WeightFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._file.__exit__(kind, error, trace)
 
     def write(self, entry: Stored, pieces: Iterable[NDArray[Any]]) -> None:
         """Write a tensor that arrives as consecutive pieces of its bytes, in row order."""
@@ -47,8 +48,8 @@ class WeightFile:
         written = [0] * len(entries)
         for together in pieces:
             for i, (entry, piece) in enumerate(zip(entries, together, strict=True)):
-                self._file.seek(entry.offset + written[i])
-                written[i] += self._file.write(np.ascontiguousarray(piece, entry.dtype).data)
+                own = np.ascontiguousarray(piece, entry.dtype).reshape(-1)
+                written[i] += self._file.write_at(entry.offset + written[i], own.data)
             self._bytes += sum(piece.nbytes for piece in together)
             self.progress(self._bytes)
         for entry, count in zip(entries, written, strict=True):

@@ -25,6 +25,7 @@ from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.cache import ORIGIN, cache_folder, describe, is_gone, keep_within, touch
 from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.formats import TILE
+from edgespec.runtimes.files.large_writes import LargeWrites
 from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart, Operators
 from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.files.sealed import read_sealed, user_key
@@ -160,18 +161,18 @@ def _convert(weights: Path, index: Path, layout: Layout, target: Path, origin: S
     with staged(target.parent, folder=True, replace=False) as part:
         convert = _to_stock if layout == "native" else _to_native
         made = set()
-        with (part / target.name).open("wb") as file:
+        with LargeWrites(part / target.name) as file:
             for name, packed in known.matrices.items():
                 for entry, pieces in convert(name, packed, source, present, wanted):
                     made.add(entry.offset)
-                    file.seek(entry.offset)
+                    at = entry.offset
                     for piece in pieces:
-                        file.write(np.ascontiguousarray(piece).data)
+                        at += file.write_at(at, np.ascontiguousarray(piece).reshape(-1).data)
             for name, entry in wanted.items():
                 if name in present and present[name][1:] == entry[1:]:
                     made.add(entry.offset)
-                    file.seek(entry.offset)
-                    file.write(source[present[name].offset : present[name].offset + entry.length].data)
+                    first = present[name].offset
+                    file.write_at(entry.offset, source[first : first + entry.length].data)
         if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
             raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
         facts = {"source": [origin.weights, origin.index], "sha256": sha256(part / target.name)}

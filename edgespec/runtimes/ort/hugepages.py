@@ -1,8 +1,9 @@
 """Weights on huge pages: a step streams all of them, and with 4 KiB pages address translation costs a tenth of it.
 
 ONNX Runtime allocates its packed weights as ordinary memory.  Linux 6.1 can collapse such memory into huge pages on
-request (MADV_COLLAPSE).  Best effort: elsewhere, or if the kernel declines, nothing changes.  EDGESPEC_HUGE_PAGES=0
-turns it off.
+request (MADV_COLLAPSE).  Native operators use weights where a file is mapped: what the system's cache does not have
+yet, Linux reads into huge pages on request; what is cached keeps its pages (``files/large_writes.py``).  Best effort:
+elsewhere, or if the kernel declines, nothing changes.  EDGESPEC_HUGE_PAGES=0 turns it off.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,10 +21,23 @@ _SMALLEST = 4 << 20  # pieces below this hold no weights worth the call
 _RESIDENT = 0.9  # collapsing fills holes: memory that is reserved but not used must stay so
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 ", re.M)
+_OF_FILES = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ \d+ +(/.*)$", re.M)
 _RSS = re.compile(_MAPPING.pattern + r".*\n(?:(?!Rss)\w+: .*\n)*Rss: +(\d+) kB$", re.M)
 
 
 Span = tuple[int, int]  # addresses: first byte, and the one after the last
+
+
+def read_in_huge_pages(file: Path) -> None:
+    """Ask for huge pages where a file is mapped, for what is read of it from now on."""
+    if sys.platform != "linux" or os.environ.get("EDGESPEC_HUGE_PAGES") == "0":
+        return
+    with suppress(OSError, AttributeError):
+        madvise, own = _madvise(), os.path.realpath(file)
+        for found in _OF_FILES.finditer(Path("/proc/self/maps").read_text()):
+            start, end = int(found[1], 16), int(found[2], 16)
+            if found[3] == own and end - start >= _HUGE:
+                madvise(start, end - start, _MADV_HUGEPAGE)
 
 
 @contextmanager
@@ -38,8 +52,7 @@ def huge_pages() -> Iterator[None]:
     if not new_spans([(span, span[1] - span[0]) for span in _anonymous()], before):
         return
     with suppress(OSError, AttributeError):  # no /proc, no madvise: a sandbox or another C library
-        madvise = ctypes.CDLL(None, use_errno=True).madvise
-        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        madvise = _madvise()
         for start, end in new_spans(_resident(), before):
             first, last = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
             if last > first and madvise(first, last - first, _MADV_HUGEPAGE) == 0:
@@ -63,6 +76,12 @@ def new_spans(now: Sequence[tuple[Span, int]], before: Sequence[Span]) -> list[S
             at = max(at, until)
         found.append((at, end))
     return [(start, end) for start, end in found if end - start >= _SMALLEST]
+
+
+def _madvise() -> Callable[[int, int, int], int]:
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise
 
 
 def _anonymous() -> list[Span]:

@@ -19,7 +19,7 @@ from edgespec.runtimes.files.graph_check import check_graph
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.repack import usable_graph
-from edgespec.runtimes.ort.hugepages import huge_pages
+from edgespec.runtimes.ort.hugepages import huge_pages, read_in_huge_pages
 from edgespec.runtimes.ort.session import check_threads, default_threads, make_session
 from edgespec.runtimes.slots.adapters import AdapterStore
 from edgespec.runtimes.slots.expert_store import ExpertStore, unread_expert
@@ -142,6 +142,10 @@ class Model:
             self.session = make_session(
                 path, self.threads, native
             )  # native operators use weights where they are mapped
+        if (
+            native and self.facts.experts is None and part.weights
+        ):  # of experts, a token reads a few, far from each other
+            read_in_huge_pages(path.parent / (part.weights if part.layout == "native" else part.converted or ""))
         # the last dimension of each input: its size, or a name where it differs from pass to pass
         self.given: dict[str, Any] = {one.name: [0, *one.shape][-1] for one in self.session.get_inputs()}
         self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtimes.ort.hugepages import huge_pages, new_spans
+from edgespec.runtimes.ort.hugepages import huge_pages, new_spans, read_in_huge_pages
 
 MIB = 1 << 20
 
@@ -56,3 +56,16 @@ def test_what_others_allocated_is_left_alone(monkeypatch: pytest.MonkeyPatch, wa
         meanwhile = filled(16 * MIB)
     after = filled(16 * MIB)
     assert [advised(memory) for memory in (before, meanwhile, after)] == [False, wanted == "1", False]
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no huge pages")
+@pytest.mark.parametrize("wanted", ["1", "0"])
+def test_a_mapped_file_is_read_in_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv("EDGESPEC_HUGE_PAGES", wanted)
+    mapped = []
+    for name in ("weights", "other"):
+        (tmp_path / name).write_bytes(bytes(8 * MIB))
+        with (tmp_path / name).open("rb") as file:
+            mapped.append(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE))
+    read_in_huge_pages(tmp_path / "weights")
+    assert [advised(memory) for memory in mapped] == [wanted == "1", False]
