@@ -56,7 +56,7 @@ def origin_of(manifest: Manifest, model: Model) -> dict[str, str]:
     }
     if part.high_alone:
         found["planes"] = "high"
-    if graph.operators == "native":
+    if graph.operators == "native" and not part.foreign:
         tables = part.attention.tables if part.attention else ""
         kv = ", ".join(f"{name} {value}" for name, value in asdict(model.kv).items() if value)
         return found | {"attention": kv, "key tables": files[tables].sha256 if tables else ""}

@@ -18,6 +18,7 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.ort.native_library import native_library
 from tests.cli.conftest import Command, export
 from tests.conftest import THREADS
 from tests.support import hf
@@ -33,6 +34,7 @@ PROMPTS = [
     "the the the",
     "It was 1873",
 ]
+NATIVE = native_library().path is not None
 METHODS = ("ngram", "speculative", "chain")
 Paired = Callable[..., Path]
 
@@ -89,7 +91,8 @@ def test_models_says_how_it_goes(command: Command, source: Path) -> None:
 def test_info_marks_it(command: Command, paired: Paired) -> None:
     shown = command("info", paired()).out
     assert "exported by optimum" in shown
-    assert "stock (the graph was exported by optimum)" in " ".join(shown.split())
+    assert "stock (the graph was exported by optimum" in " ".join(shown.split())
+    assert ("its linear layers run on native operators" in " ".join(shown.split())) == NATIVE
     told = command("info", paired(), "--json").json
     assert told["manifest"]["target"]["origin"] == "optimum"
     assert told["manifest"]["draft"]["origin"] == "edgespec"
@@ -233,7 +236,6 @@ def test_methods_that_need_graphs_of_our_own(command: Command, paired: Paired, m
         ("--set", "branch=2,2"),
         ("--attention", "int8"),
         ("--draft-attention", "int4"),
-        ("--operators", "native"),
     ],
 )
 def test_options_that_need_graphs_of_our_own(command: Command, paired: Paired, options: tuple[str, ...]) -> None:
@@ -272,8 +274,8 @@ def test_a_proposer_of_trees_is_dropped(paired: Paired) -> None:
     assert "takes chains" in str(result.stats.dropped_reason)
 
 
-def test_native_operators_are_refused_in_python_too(paired: Paired) -> None:
+def test_what_is_refused_in_python_too(paired: Paired) -> None:
     with pytest.raises(BundleError, match="exported by optimum"):
-        load(paired(), operators="native")
+        load(paired("fp32"), operators="native")
     with pytest.raises(InvalidRequest, match="exported by optimum"):
         load(paired()).generate("The", method="speculative", branch=(2,))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TypedDict
 
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.native import lower
-from edgespec.export.emit.plan import StockPlan, converted_name
+from edgespec.export.emit.plan import StockPlan, WeightLayout, converted_name
 from edgespec.export.emit.program import NativePlan
 from edgespec.runtimes.files.formats import FILE, Format
 from edgespec.runtimes.files.manifest import Layout
+from edgespec.runtimes.files.packing import Packed
 
 
 class Plans(TypedDict):
@@ -56,12 +58,16 @@ def index_text(plans: Plans) -> str:
 
     With it a bundle's weights can be converted without reading its graphs.
     """
-    packed = {name: asdict(matrix.packed) for name, matrix in plans["native"].matrices.items() if matrix.packed}
+    packed = {name: matrix.packed for name, matrix in plans["native"].matrices.items() if matrix.packed}
+    return layouts_text(packed, plans["stock"], plans["native"])
+
+
+def layouts_text(packed: Mapping[str, Packed], stock: WeightLayout, native: WeightLayout) -> str:
+    """Describe as JSON where each tensor is in two weight files; ``index_text`` says more."""
     entries = {
         layout: {
-            name: [entry.offset, entry.length, entry.dtype.str, list(entry.dims)]
-            for name, entry in plans[layout].entries.items()
+            name: [entry.offset, entry.length, entry.dtype.str, list(entry.dims)] for name, entry in of.entries.items()
         }
-        for layout in ("stock", "native")
+        for layout, of in (("stock", stock), ("native", native))
     }
-    return json.dumps({"matrices": packed, **entries})
+    return json.dumps({"matrices": {name: asdict(one) for name, one in packed.items()}, **entries})

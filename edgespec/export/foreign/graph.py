@@ -87,6 +87,11 @@ class ForeignGraph:
         sizes = [int(np.prod(t.dims)) for t in self.initializers.values() if t.data_type == TensorProto.FLOAT]
         return sum(sizes)
 
+    @property
+    def shapes(self) -> onnx.GraphProto:
+        """Return the graph with the shapes of its values as far as they can be inferred."""
+        return onnx.shape_inference.infer_shapes(self.proto).graph
+
     def tensor(self, name: str) -> NDArray[Any]:
         """Return an initializer's values; those outside the graph's file are mapped rather than read."""
         proto = self.initializers[name]
@@ -219,8 +224,12 @@ def choose_strict(folder: Path, part: ModelPart, exact: Callable[[ModelPart], bo
     if exact(part):
         return part
     (folder / STRICT).unlink()
-    padded, plain = (
-        part.model_copy(update={"graphs": {**part.graphs, "strict": Graph(file=MAIN, padded=more)}})
-        for more in (True, False)
-    )
+    padded, plain = (_with_strict(part, Graph(file=MAIN, padded=more)) for more in (True, False))
     return padded if exact(padded) else plain
+
+
+def _with_strict(part: ModelPart, strict: Graph) -> ModelPart:
+    """Return the part with this strict graph; the native one is padded alike."""
+    native = {name: graph.model_copy(update={"padded": strict.padded}) for name, graph in part.graphs.items()
+              if graph.operators == "native"}  # fmt: skip
+    return part.model_copy(update={"graphs": {**part.graphs, "strict": strict, **native}})

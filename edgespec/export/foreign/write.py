@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model_part import MAIN, STRICT
+from edgespec.export.bundle.model_part import INDEX, MAIN, STRICT
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.emit.fill import Errors, WeightFile, add_error
 from edgespec.export.emit.graph import MICROSOFT, alive, reads, stored_tensor
-from edgespec.export.emit.plan import INLINE_BYTES, WEIGHTS, WeightLayout
+from edgespec.export.emit.plan import INLINE_BYTES, WEIGHTS, WeightLayout, converted_name
+from edgespec.export.emit.plans import layouts_text
 from edgespec.export.foreign.graph import ForeignGraph, Matrix, double_last_rows
+from edgespec.export.foreign.native import NativeGraph
 from edgespec.export.measuring.parity import compared, compared_rows
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Graph, ModelFacts, ModelPart
+from edgespec.runtimes.files.operators import LINEAR
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -65,6 +68,7 @@ def capture_graph(model: Path, folder: Path) -> None:
         )
 
 
+LINEAR_FILE = "model.linear.onnx"
 AGAINST = "the float32 graph of"
 _PASS = 64  # rows
 
@@ -150,6 +154,8 @@ def write_foreign(
         double_last_rows(model)
         (folder / STRICT).write_bytes(model.SerializeToString())
         graphs = {"strict": Graph(file=prefix + STRICT)} | graphs
+    if native := bool(made) and _write_native(folder, model, graph, weights):
+        graphs[LINEAR] = Graph(file=prefix + LINEAR_FILE, operators="native")
     part = ModelPart(
         facts=facts.model_copy(update={"parameters": graph.parameters}),
         format=choice.stored,
@@ -157,12 +163,39 @@ def write_foreign(
         head_format=choice.head,
         graphs=graphs,
         weights=prefix + WEIGHTS,
+        index=prefix + INDEX if native else None,
+        converted=converted_name("native") if native else None,
         layout="stock",
         extra_rows=HEADROOM,
         min_rows=1,
         origin=graph.origin,
     )
     return WrittenModel(part, errors)
+
+
+def _write_native(folder: Path, model: onnx.ModelProto, graph: ForeignGraph, weights: WeightLayout) -> bool:
+    """Write the graph with linear layers on native operators, and how their weights are converted.
+
+    Returns whether there is such a layer.
+    """
+    made = NativeGraph(model, graph.shapes)
+    if made.run() is None:
+        return False
+    read = {name for node in model.graph.node for name in reads(node)}
+    layout = WeightLayout()
+    layout.file = converted_name("native")
+    for name, packed in made.matrices.items():
+        layout.add(f"{name}.packed", (packed.nbytes,), np.uint8)
+    for name, entry in weights.entries.items():
+        if name in read:
+            layout.add(name, entry.dims, entry.dtype)
+    inline = [one for one in model.graph.initializer if one.name in read and one.name not in weights.entries]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(inline)
+    model.graph.initializer.extend(stored_tensor(layout, name) for name in layout.entries)
+    (folder / LINEAR_FILE).write_bytes(model.SerializeToString())
+    (folder / INDEX).write_text(layouts_text(made.matrices, weights, layout), "utf-8")
+    return True
 
 
 def _quantized(

@@ -38,7 +38,7 @@ def write_own_text(
         longest: maximum tokens of a sequence; the model's context may be shorter.
         attend: lets slots attend over a source each, starting with that of the given sequence.
     """
-    length, native = min(longest, slot.context - 1), slot.model.graph.operators == "native"
+    length, native = min(longest, slot.context - 1), isinstance(slot, NativeSlot)
     together = TOGETHER if native else 1
     rows = np.empty((count, length), np.int64)
     for start in range(0, count, together):

@@ -2,7 +2,8 @@
 
 The file is read field by field (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto); numbers are never copied.
 Allowed: known operators that always end, tensors with all their bytes, external ones
-inside the bundle's own files.  A graph of native operators is one node over constant weights.
+inside the bundle's own files.  A graph of native operators is one node over constant weights.  One of another exporter
+is a stock graph with such nodes in it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _MADE = 1 << 28  # most elements that a constant may ask an operator to make
 FIXED = ("plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in")  # inputs of the native node
 BESIDE = ("memory", "sources", "inserted", "axes")  # and that of decoders with encoders, of texts or of images
 RESULTS = ("logits", "ids", "values", "hidden")
+NATIVE_NODE = ("edgespec", "Decoder")
 FLOAT, UINT8, INT8, INT32, INT64 = 1, 2, 3, 6, 7
 _BITS = {FLOAT: 32, UINT8: 8, INT8: 8, 4: 16, 5: 16, INT32: 32, INT64: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16,
          21: 4, 22: 4}  # fmt: skip
@@ -43,8 +45,10 @@ KNOWN["ai.onnx"] = KNOWN[""]
 Value = int | memoryview
 
 
-def check_graph(path: Path, operators: Operators) -> None:
+def check_graph(path: Path, operators: Operators, foreign: bool = False) -> None:
     """Reject the graph at ``path``, with its weights, if a bundle may not hold it, for these operators.
+
+    ``foreign``: it comes from another exporter.
 
     Raises:
         BundleError: the fault.
@@ -57,10 +61,10 @@ def check_graph(path: Path, operators: Operators) -> None:
         if model.all(20) or model.all(25):
             raise ValueError("functions or training, which no bundle has")
         (graph,) = model.all(7) or [memoryview(b"")]
-        if operators == "native":
+        if operators == "native" and not foreign:
             _check_native(path.parent, _Message(graph))
         else:
-            _Walk(path.parent).graph(graph, 0, {})
+            _Walk(path.parent, operators == "native").graph(graph, 0, {})
     except OSError as error:
         raise BundleError(f"{path}: cannot read {error.filename or path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -192,10 +196,10 @@ def _check_external(folder: Path, name: str, nbytes: int, at: dict[str, str]) ->
 
 
 class _Walk:
-    """Nodes and tensors of a stock graph, branches included."""
+    """Nodes and tensors of a stock graph, branches included; ``native``: it may have nodes of native operators."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._nodes = folder, 0
+    def __init__(self, folder: Path, native: bool) -> None:
+        self._folder, self._native, self._nodes = folder, native, 0
 
     def graph(self, data: memoryview, depth: int, outer: dict[str, Tensor]) -> None:
         if depth > MOST_DEPTH:
@@ -210,7 +214,9 @@ class _Walk:
     def _node(self, node: _Message, depth: int, known: dict[str, Tensor]) -> None:
         self._nodes += 1
         kind, domain = node.text(4), node.text(7)
-        if self._nodes > MOST_NODES or kind not in KNOWN.get(domain, ()):
+        if self._native and (domain, kind) == NATIVE_NODE and not depth:
+            _check_weights(node.texts(1)[len(FIXED) :], known)
+        elif self._nodes > MOST_NODES or kind not in KNOWN.get(domain, ()):
             where = f" of {domain[:40]}" if domain else ""
             raise ValueError(f"operator {kind[:40]!r}{where} is not one that a bundle may use")
         for part in node.all(5):
@@ -233,7 +239,7 @@ class _Walk:
 def _check_native(folder: Path, graph: _Message) -> None:
     """One node over graph inputs and constant weights."""
     (node,) = (_Message(one) for one in graph.all(1)) if len(graph.all(1)) == 1 else (None,)
-    if node is None or (node.text(7), node.text(4)) != ("edgespec", "Decoder") or graph.all(15):
+    if node is None or (node.text(7), node.text(4)) != NATIVE_NODE or graph.all(15):
         raise ValueError("expected one node edgespec.Decoder, alone")
     inputs, outputs = ([_Message(one).text(1) for one in graph.all(number)] for number in (11, 12))
     fixed = FIXED + tuple(name for name in BESIDE if name in inputs[len(FIXED) :])
@@ -246,7 +252,12 @@ def _check_native(folder: Path, graph: _Message) -> None:
     given = node.texts(1)
     if tuple(given[: len(fixed)]) != fixed or not names.isdisjoint(fixed) or len(names) != len(weights):
         raise ValueError("the node's first inputs must be the graph's, and weights need distinct names")
-    if lost := [name for name in given[len(fixed) :] if name not in names]:
+    _check_weights([*given[len(fixed) :], *names], {one.name: one for one in weights})
+
+
+def _check_weights(names: list[str], known: dict[str, Tensor]) -> None:
+    """Weights of a native node are constants, of types that it reads."""
+    if lost := [name for name in names if name not in known]:
         raise ValueError(f"{lost[0][:60]!r} is not a constant weight")
-    if odd := [one for one in weights if one.kind not in (FLOAT, UINT8, INT8)]:
+    if odd := [one for one in map(known.__getitem__, names) if one.kind not in (FLOAT, UINT8, INT8)]:
         raise ValueError(f"weight {odd[0].name!r} of type {odd[0].kind}: expected float32, uint8 or int8")

@@ -8,10 +8,11 @@ from typing import Literal
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.manifest import ModelPart, Operators
-from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.ort.native_library import NativeLibrary, native_library
 
 WantedOperators = Literal["auto", "stock", "native"]
 NATIVE = "native"  # name of the graph
+LINEAR = "linear"  # of another exporter's graph whose linear layers run on native operators
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,14 @@ class OperatorChoice:
 
     kind: Operators  # stock or native
     reason: str  # why
+    linear: bool = False  # stock ones, but native ones for the linear layers of a foreign graph
 
     def graph(self, part: ModelPart, strict: bool) -> str:
         """Name the graph of ``part`` for every method, ``strict`` if asked; native rows always have the same bits."""
         if self.kind == "native" and NATIVE in part.graphs:
             return NATIVE
+        if self.linear and LINEAR in part.graphs:
+            return LINEAR
         main = part.main
         return main if strict or main == "gated" else "plain"
 
@@ -43,12 +47,7 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
     if wanted == "stock":
         return OperatorChoice("stock", "asked for")
     if part.foreign:
-        if wanted == "native":
-            raise BundleError(
-                f"this model's graph was exported by {part.origin}: it has only ONNX Runtime's operators",
-                "native operators need an architecture that edgespec emits itself: docs/architectures.md",
-            )
-        return OperatorChoice("stock", f"the graph was exported by {part.origin}")
+        return _choose_foreign(wanted, part, library)
     if NATIVE not in part.graphs:
         if wanted == "native":
             raise BundleError("this bundle has no graph for native operators", "export it again with this version")
@@ -57,13 +56,31 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
         if wanted == "native":
             raise BundleError(library.reason, "install edgespec where there is a C++ compiler, or use stock operators")
         return OperatorChoice("stock", library.reason)
-    if wanted == "auto" and library.isa == "scalar" and "EDGESPEC_ISA" not in os.environ:
+    if wanted == "auto" and _portable(library):
         return OperatorChoice(
             "stock", "there are no kernels for this processor: the portable ones are slower than stock"
         )
     if wanted == "auto" and part.layout != "native":
         return OperatorChoice("stock", "the bundle was exported for stock operators")
     return OperatorChoice("native", library.reason)
+
+
+def _choose_foreign(wanted: WantedOperators, part: ModelPart, library: NativeLibrary) -> OperatorChoice:
+    """Choose operators for a foreign graph: its linear layers can run on native ones."""
+    if LINEAR in part.graphs and library.path is not None and (wanted == "native" or not _portable(library)):
+        why = f"the graph was exported by {part.origin}; its linear layers run on {library.reason}"
+        return OperatorChoice("stock", why, linear=True)
+    if wanted == "native":
+        raise BundleError(
+            f"this model's graph was exported by {part.origin}: it has only ONNX Runtime's operators",
+            "native operators need an architecture that edgespec emits itself: docs/architectures.md",
+        )
+    return OperatorChoice("stock", f"the graph was exported by {part.origin}")
+
+
+def _portable(library: NativeLibrary) -> bool:
+    """Whether only the portable kernels can run, which nothing asks for."""
+    return library.isa == "scalar" and "EDGESPEC_ISA" not in os.environ
 
 
 def _lacking(wanted: WantedOperators, reason: str) -> BundleError:

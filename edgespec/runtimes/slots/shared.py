@@ -124,7 +124,7 @@ class Model:
         self.threads = threads or default_threads()
         native = self.graph.operators == "native"
         path = usable_graph(folder, part, self.graph, checked)
-        check_graph(path, self.graph.operators)
+        check_graph(path, self.graph.operators, part.foreign)
         if expert_cache is not None:
             weights = part.weights if part.layout == "native" else part.converted or ""
             self.experts = ExpertStore(path, path.parent / weights, expert_cache, checked)

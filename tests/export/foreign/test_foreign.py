@@ -45,6 +45,11 @@ def export(model: Path | str, output: Path, **options: Any) -> Manifest:
     return export_model(ExportOptions(str(model), output, threads=1, **options), golden=False)
 
 
+def linear(form: str) -> set[str]:
+    """Name the graph whose linear layers native operators run; a float32 model has none."""
+    return set() if form == "fp32" else {"linear"}
+
+
 def refused(
     match: str, model: Path | str, output: Path, kind: type[EdgespecError] = ExportError, **options: Any
 ) -> str:
@@ -62,7 +67,7 @@ def test_a_folder_of_an_export(source: Path, tmp_path: Path, form: Format) -> No
     assert manifest == Bundle.open(tmp_path / "bundle").manifest
     target, parity = manifest.target, manifest.parity
     assert (target.origin, target.format, target.layout) == ("optimum", form, "stock")
-    assert set(target.graphs) == {"plain", "strict"}
+    assert set(target.graphs) == {"plain", "strict", *linear(form)}
     facts = target.facts
     assert (facts.architecture, facts.layers, facts.kv_heads, facts.head_dim) == (MODEL_TYPE, 2, 2, 16)
     assert (facts.vocab, facts.hidden, facts.intermediate) == (160, 64, 96)
@@ -85,7 +90,8 @@ def test_a_folder_of_an_export(source: Path, tmp_path: Path, form: Format) -> No
     assert manifest.memory["weight_bytes"]["target"] == pytest.approx(size, rel=0.01)
     names = {path.name for path in (tmp_path / "bundle").iterdir()}
     graphs = {graph.file for graph in target.graphs.values()}
-    assert names == graphs | {"edgespec.json", "model.data", "config.json", "tokenizer.json", "tokenizer_config.json"}
+    other = {"edgespec.json", "model.data", "config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert names == graphs | other | ({"model.weights.json"} if form != "fp32" else set())
 
 
 def test_matrices_are_quantized_and_nothing_else(source: Path, tmp_path: Path) -> None:
@@ -199,7 +205,7 @@ def test_pairs_of_any_origin(
     assert measured.acceptance[0] > 0.5  # the same weights, hardly different levels
     assert manifest.memory["weight_bytes"].keys() == {"target", "draft"}
     if draft == "foreign":
-        assert set(manifest.draft.graphs) == {"plain"}
+        assert set(manifest.draft.graphs) == {"plain", *linear("int4")}
         assert manifest.draft.graphs["plain"].file == "draft/model.onnx"
 
 
