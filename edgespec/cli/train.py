@@ -83,6 +83,12 @@ def _options(kind: str) -> list[Decorator]:
             option("--length", "Tokens per window.  [default: 256, or the context]", int),
             option("--held-out", "Texts on which accuracy is measured.", int, 20),
             option("--new-tokens", "Tokens generated per text, after a prompt of 16.", int, 200),
+            option(
+                "--answers-from",
+                "URL of an OpenAI-compatible server of the same model, which answers the prompts in --data: .jsonl "
+                "with `prompt`, `messages` or `turns`.  The key is in OPENAI_API_KEY.",
+            ),
+            option("--answers-model", "Name of the model there.  [default: the first]"),
             option("--revision", "Branch, tag or commit of a hub model."),
         ),
         group(

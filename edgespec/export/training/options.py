@@ -43,6 +43,8 @@ FREE = (
     "plot",
     "layout",
     "fsdp",
+    "answers_from",
+    "answers_model",
 )
 
 
@@ -91,6 +93,8 @@ class TrainOptions:
         plot: a PNG file to write.
         layout: of heads or a drafter: another program's.
         fsdp: the processes share the target's layers.
+        answers_from: URL of a server of the target, which answers the prompts in ``data``.
+        answers_model: the target's name there; None = the first one that the server lists.
     """
 
     method: str
@@ -130,6 +134,8 @@ class TrainOptions:
     plot: Path | None = None
     layout: Layout | None = None
     fsdp: bool = False
+    answers_from: str | None = None
+    answers_model: str | None = None
 
     @property
     def ends_itself(self) -> bool:
@@ -162,7 +168,7 @@ class TrainOptions:
             facts: fingerprints in place of ``model`` and ``data``, because names do not identify contents.
         """
         kept = {key: value for key, value in asdict(self).items() if key not in (*FREE, "model", "data")}
-        return {**kept, "exits": list(self.exits), **facts}
+        return {**kept, "exits": list(self.exits), "answers": self.answers_from is not None, **facts}
 
 
 ONLY_FOR: dict[str, tuple[str, ...]] = {
@@ -216,6 +222,10 @@ def check_options(options: TrainOptions) -> None:
             option = name.replace("_", "-")
             raise TrainingError(f"--{option} is for {' and '.join(methods)}, not for {options.method}")
     _check_kinds(options)
+    if options.answers_model and not options.answers_from:
+        raise TrainingError("--answers-model names a model of --answers-from, which is not given")
+    if options.answers_from and not options.answers_from.startswith(("http://", "https://")):
+        raise TrainingError(f"--answers-from: expected a URL such as http://localhost:8000, got {options.answers_from}")
 
 
 def _check_kinds(options: TrainOptions) -> None:

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 
 from edgespec.errors import EdgespecError, TrainingError
+from edgespec.export.training.answers import Answers, Server, read_prompts
 from edgespec.export.training.blocks import Blocks
 from edgespec.export.training.data import TOGETHER, Order, Writes, greedy_texts, orders, write_texts
 from edgespec.export.training.drafters import Draft, Eagle
@@ -36,7 +37,15 @@ from edgespec.export.training.save import draft_acceptance, finished_files, join
 from edgespec.export.training.self_draft import SelfDraft
 from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
-from edgespec.export.training.windows import Windows, data_files, files_digest, read_texts, split_texts, without
+from edgespec.export.training.windows import (
+    Windows,
+    data_files,
+    files_digest,
+    read_texts,
+    split_texts,
+    split_tokens,
+    without,
+)
 from edgespec.export.training.writer import NativeWriter
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.version import __version__
@@ -53,6 +62,7 @@ LEARNERS: dict[str, type[Learner]] = {
     SELF_DRAFT: SelfDraft,
 }
 REPORTED = ("self_distill", "greedy_fraction", "loss", "ce_share", "batch", "precision", "seed")  # options
+ANSWERS = "answers.jsonl"  # in the folder of an unfinished training
 DRAWN = 2 * PROMPT  # first greedy token of a training text: differs from that of the held-out texts
 FIRST_TEXTS = 96  # minimum number of texts generated at a time, if there is time
 LOOKED_AT = 8  # held-out texts that are measured during the training
@@ -84,15 +94,21 @@ class Trainer:
         check_options(options)
         self.options, self.begun = options, time.monotonic()
         self.data = data_files(options.data)
-        self.texts = read_texts(self.data)
+        self.texts = [] if options.answers_from else read_texts(self.data)
         self.source = Source.open(options.model, options.revision)
         facts, reader = self.source.arch.facts, self.source.reader
+        self.prompts = read_prompts(self.data, self.source.codec) if options.answers_from else []
         if reader is not None:
             if options.method not in LAST_HIDDEN:
                 raise TrainingError(
                     f"{options.model}: is an encoder-decoder, for which {' and '.join(LAST_HIDDEN)} heads are trained, "
                     f"and not {options.method}",
                     "draft by another size of its family: `edgespec export --method speculative --draft MODEL2`",
+                )
+            if self.prompts:
+                raise TrainingError(
+                    f"{options.model}: is an encoder-decoder: --answers-from is for models that continue a text",
+                    "leave it out: edgespec writes its texts",
                 )
             self.texts = read_texts(self.data, sources=True)
         self.given = PROMPT if reader is None else len(reader.begin)  # tokens of a held-out text that are not measured
@@ -202,6 +218,10 @@ class Trainer:
         if self.source.reader is not None:
             return self._pairs(target, self.source.reader)
         train, held = [], {}
+        if self.prompts:
+            begin = self.source.codec.encode("")[:1]
+            text, held["text"] = split_tokens(self._answered(begin), begin, self.length, options.seed)
+            train.append(text)
         if self.texts:
             text, held["text"] = split_texts(self.texts, self.source.codec, self.length, options.seed)
             train.append(text)
@@ -223,6 +243,25 @@ class Trainer:
         if not len(windows):
             raise TrainingError("nothing to train on: every text is one of the held-out texts", "give more text")
         return windows, held
+
+    def _answered(self, begin: list[int]) -> list[list[int]]:
+        """Return prompts, without ``begin``, with a server's answers; the main process asks for those missing."""
+        options, codec, found = self.options, self.source.codec, list[tuple[str, bool]]()
+        if self.accelerator.is_main_process:
+            assert options.answers_from is not None
+            server, file = Server(options.answers_from, options.answers_model), self.state.folder / ANSWERS
+            answers = Answers(server, self.prompts, file, self.length, options.greedy_fraction, options.seed)
+            found = answers.collect(
+                lambda done, of: self.report("texts", done, of, f"the server writes {of} texts: {done} done")
+            )
+        found = shared(self.accelerator, found)
+        ends = list(self.source.eos[:1])
+        return [
+            [*(prompt[len(begin) :] if prompt[: len(begin)] == begin else prompt)]
+            + codec.encode(text, special=False)
+            + (ends if ended else [])
+            for prompt, (text, ended) in zip(self.prompts, found, strict=True)
+        ]
 
     def _pairs(self, target: Target, reader: Reader) -> tuple[Windows, dict[str, Windows]]:
         """Return an encoder-decoder's texts: about sources to train on, and about others."""

@@ -129,9 +129,14 @@ def split_texts(texts: Sequence[str], codec: TextCodec, length: int, seed: int) 
     Raises:
         TrainingError: not enough text for one window of each.
     """
-    begin = codec.encode("")[:1]
-    pieces = [_pieces(codec.encode(text, special=False), begin, length) for text in texts]
-    pieces = [piece for piece in pieces if piece]
+    return split_tokens([codec.encode(text, special=False) for text in texts], codec.encode("")[:1], length, seed)
+
+
+def split_tokens(
+    texts: Sequence[Sequence[int]], begin: Sequence[int], length: int, seed: int
+) -> tuple[Windows, Windows]:
+    """Split token ids of texts as ``split_texts`` does; ``begin``: what every window begins with."""
+    pieces = [piece for text in texts if (piece := _pieces(text, begin, length))]
     if len(pieces) >= MANY:
         order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(pieces))
         chosen = set(order[: max(1, int(len(pieces) * HELD_OUT_SHARE))].tolist())
