@@ -13,7 +13,7 @@
 namespace {
 
 using Tokens = std::vector<int64_t>;
-constexpr const char* kMethods[] = {"plain", "ngram", "speculative", "self-spec", "ngram,speculative"};
+constexpr const char* kMethods[] = {"plain", "ngram", "speculative", "self-spec", "ngram,speculative", "auto"};
 
 Tokens text_of(edgespec_bundle* bundle, const char* method, int64_t tokens, bool cancels) {
   Tokens prompt, found;
@@ -60,7 +60,7 @@ int main(int, char** words) {
   std::vector<Tokens> found(static_cast<size_t>(count));
   std::vector<std::thread> threads;
   for (int i = 0; i < count; ++i)
-    threads.emplace_back([&, i] { found[size_t(i)] = text_of(bundle, kMethods[i % 5], tokens, i % 2 == 1); });
+    threads.emplace_back([&, i] { found[size_t(i)] = text_of(bundle, kMethods[i % 6], tokens, i % 2 == 1); });
   for (auto& one : threads) one.join();
   edgespec_bundle_close(bundle);
   int wrong = 0;

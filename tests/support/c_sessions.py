@@ -83,7 +83,8 @@ class Settings(ctypes.Structure):
         ("prediction", POINTER(c_int64)), ("prediction_count", c_int64),
         ("progress", PROGRESS), ("mask", MASK), ("user", c_void_p),
         ("stop_texts", POINTER(c_char_p)), ("stop_text_count", c_int32),
-        ("nodes", c_int32), ("cycles", c_int32), ("top_logprobs", c_int32),
+        ("nodes", c_int32), ("cycles", c_int32), ("top_logprobs", c_int32), ("adapter", c_int32),
+        ("reserved", c_int32),
     )  # fmt: skip
 
 
@@ -248,6 +249,11 @@ class Bundle(Owned):
         called("edgespec_bundle_set_codec", self.handle, byref(codec))
         self._codec = codec  # whose functions C calls
 
+    def add_adapter(self, folder: Path) -> int:
+        number = c_int32()
+        called("edgespec_bundle_add_adapter", self.handle, str(folder).encode(), byref(number))
+        return number.value
+
     def load_codec(self, path: Path | str | None) -> None:
         called("edgespec_bundle_load_codec", self.handle, None if path is None else str(path).encode())
 
@@ -387,7 +393,7 @@ def settings_of(
         params.presence_penalty,
         params.frequency_penalty, kept[1], kept[2], len(bias), params.seed is not None, params.seed or 0,
         params.acceptance == "coupled", params.verification == "block", kept[3], len(branch), 0, 1, kept[4],
-        len(prediction), PROGRESS(), MASK(), None, (c_char_p * len(texts))(*texts), len(texts), 0, 0, 0,
+        len(prediction), PROGRESS(), MASK(), None, (c_char_p * len(texts))(*texts), len(texts), 0, 0, 0, 0, 0,
     )  # fmt: skip
     found.kept = kept
     for name, value in fields.items():

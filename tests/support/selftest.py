@@ -36,8 +36,8 @@ ISA_FLAGS["isa_avx512"] += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  #
 ARM = tuple(isa for isa, flags in ISA_FLAGS.items() if any(flag.startswith("-march=arm") for flag in flags))
 # layers between passes and their callers
 READERS = ("texts", "c_api")
-LOOP = ("sampling", "verify", "target", "hosted", "drawing", "ngram", "cost", "control", "policy", "heads",
-        "hidden_state", "loop", "json",
+LOOP = ("sampling", "verify", "target", "hosted", "drawing", "ngram", "cost", "control", "policy", "auto", "lora",
+        "heads", "hidden_state", "loop", "json",
         "shared_library", "codec", "stream", "bundle", "session")  # fmt: skip
 BESIDE = ("values", "ops", "node", "jni", *READERS, *LOOP)
 SOURCES = tuple(name for name in (*_listed("FILES"), *ISAS) if name not in BESIDE)

@@ -42,6 +42,7 @@ class AdapterStore {
   // Adds to the adapter that was begun last: A [rank, k] and B [n, rank] for the matrix of this name in the checkpoint.
   // Throws std::invalid_argument: the program has no such matrix that can be added to, or one of another size.
   void add(const std::string& matrix, int rank, int k, int n, const float* a, const float* b, float scale, Kind kind);
+  bool has(const std::string& matrix) const { return find_use(matrix).step != nullptr; }
   size_t bytes() const { return bytes_; }
   void seal() { model_ = {}; }  // after the last add: closes the files of the model
   // Finds the adds of an adapter to a weight input; null: there are none.

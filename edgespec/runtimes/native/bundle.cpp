@@ -1,6 +1,7 @@
 #include "bundle.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace edgespec {
@@ -12,6 +13,11 @@ constexpr double kDraftRate = 1 - 1 / 2.49, kSkipRate = 0.7, kPlanesRate = 0.9, 
 constexpr double kMedusaRate = 0.5, kBlockwiseRate = 0.48, kEagleRate = 0.66, kMtpRate = 0.6;
 constexpr double kMostCost = 1e6;  // of a draft step, in passes
 constexpr int64_t kMostHeads = 64;
+constexpr double kBusySpread = 1.5,
+                 kBusyOthers = 0.2;  // of the times of an export, as in edgespec/planning/profiles.py
+constexpr double kTried = 1;         // least predicted speed of a candidate of auto
+constexpr size_t kCandidates = 3;
+constexpr int64_t kPredicted = 8;  // guesses that a speed is predicted for
 constexpr int64_t kMostContext = int64_t(1) << 32, kMostExtra = 1 << 12, kHostedExtra = 64, kMostGuesses = 64,
                   kMostVocab = 1 << 24;
 
@@ -126,6 +132,7 @@ MethodPart read_method(const Json& method, bool self) {
   for (const Json& one : measured["confidence"].items()) confidence.push_back(one.real("confidence", 0));
   if (!measured["acceptance"].items().empty())
     found.confidence = Confidence(confidence, measured["acceptance"].items().at(0).real("", 0));
+  found.measured = !all.empty();
   found.predicted_speedup = method["predicted_speedup"].real("predicted_speedup", 0);
   found.draft_cost = cost_of(method["draft_cost"], "draft_cost");
   found.first_cost = cost_of(method["first_cost"], "first_cost");
@@ -177,6 +184,18 @@ MethodPart by_high_planes(int layers) {
   return found;
 }
 
+// Distinct experts of a layer that passes over some rows read, if rows choose independently and uniformly.
+CostModel::Points reads_of(const Json& experts) {
+  const double always = double(bounded(experts["always"], "always", 0, 0, kMostVocab));
+  const double others = double(bounded(experts["count"], "count", 0, 1, kMostVocab)) - always;
+  const double chosen = double(bounded(experts["chosen"], "chosen", 0, 1, kMostVocab)) - always;
+  const double share = others > 0 ? std::min(std::max(chosen, 0.0) / others, 1.0) : 1;
+  CostModel::Points found;
+  for (int rows : {1, 2, 3, 5, 10})
+    found[rows] = std::max(always + std::max(others, 0.0) * (1 - std::pow(1 - share, rows)), 1e-3);
+  return found;
+}
+
 void expect_vocab(const edgespec_model& model, const ModelPart& part, const char* name) {
   const int64_t columns = part.head.empty() ? part.vocab : int64_t(part.head.size());
   if (model.program.vocab != columns)
@@ -199,7 +218,7 @@ void edgespec::check_branch(const std::vector<int64_t>& branch) {
 }
 
 edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache, bool hosted)
-    : folder(folder), hosted(hosted) {
+    : folder(folder), hosted(hosted), streamed(cache > 0) {
   const Mapping file(folder + "/edgespec.json");
   const Json manifest = Json::parse(reinterpret_cast<const char*>(file.data()), file.size());
   const int64_t schema = manifest["schema_version"].number("schema_version", 0);
@@ -208,10 +227,16 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uin
            std::to_string(kNewest) + "; export it again");
   target_part = read_part(folder, manifest["target"], "target", hosted);
   if (!target_part.head.empty()) refuse("target: its LM head is cut");
+  if (const Json& named = manifest["target"]["facts"]["architecture"]; !named.is_null())
+    architecture = named.text("architecture");
   stops = manifest["tokenizer"]["eos"].numbers("eos");
+  busy = manifest["cost"]["spread"].real("spread", 1) >= kBusySpread ||
+         manifest["cost"]["others"].real("others", 0) >= kBusyOthers;
   for (const auto& [rows, ms] : manifest["cost"]["verify_ms"].members())
-    if (const int n = std::atoi(rows.c_str()); n > 0 && ms.real("verify_ms", 0) > 0)
+    if (const int n = std::atoi(rows.c_str()); !busy && n > 0 && ms.real("verify_ms", 0) > 0)
       verify[n] = ms.real("verify_ms", 0);
+  if (const Json& experts = manifest["target"]["facts"]["experts"]; streamed && !experts.is_null())
+    verify = reads_of(experts);
   // a draft with another tokenizer runs only in Python
   if (const Json& draft_of = manifest["draft"]; !draft_of.is_null() && manifest["translation"].is_null()) {
     draft_part = read_part(folder, draft_of, "draft", hosted);
@@ -248,12 +273,20 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uin
   if (!entry["sha256"].is_null()) weights = entry["sha256"].text("sha256");
 }
 
-std::string edgespec_bundle::chain() const {
-  const std::pair<const std::string, MethodPart>* best = nullptr;
-  for (const char* name : {"speculative", "self-spec"}) {  // the first of equals
-    const auto one = methods.find(name);
-    if (one == methods.end()) continue;
-    if (!best || one->second.predicted_speedup > best->second.predicted_speedup) best = &*one;
+std::vector<std::pair<std::string, double>> edgespec_bundle::candidates() const {
+  std::vector<std::pair<std::string, double>> found;
+  for (const auto& [name, part] : methods) {
+    double speed = part.predicted_speedup;
+    if (speed == 0 && part.measured && busy) {  // worth trying: times of a busy machine say little
+      CostModel costs({}, part.draft_cost, part.first_cost);
+      std::vector<double> prices{1};
+      for (int64_t n = 1; n <= kPredicted; ++n) prices.push_back(costs.d(part.heads.count ? 1 : n) + costs.v(n + 1));
+      speed = std::max(best_speed(posterior(part.rates, 1, {}, size_t(kPredicted)), prices), kTried);
+    }
+    if (speed >= kTried) found.emplace_back(name, speed);
   }
-  return best ? "ngram," + best->first : "ngram";
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  if (found.size() >= kCandidates) found.resize(kCandidates - 1);
+  found.emplace_back("ngram", kTried);
+  return found;
 }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct MethodPart {
   SkipSet skip;
   std::vector<int64_t> branch;
   double predicted_speedup = 0;  // on the exporting machine; 0: not measured
+  bool measured = false;         // whether the export measured its rates
   Rates rates;                   // acceptance by position, as published or as the export measured it
   Confidence confidence;         // of the guesses of a self-draft
   std::optional<double> draft_cost, first_cost;
@@ -46,16 +48,21 @@ struct edgespec_bundle {
   edgespec_bundle(const std::string& folder, int32_t threads, uint64_t cache = 0, bool hosted = false);
 
   const std::string folder;
-  const bool hosted;
+  const bool hosted, streamed;
   std::unique_ptr<edgespec::Codec> codec;  // null: there is none
   edgespec::ModelPart target_part, draft_part, drafter_part;
   edgespec::OpenedModel target, draft, drafter;  // null where there is none; drafter: of the target's hidden states
   std::map<std::string, edgespec::MethodPart> methods;
-  // ngram, and then the other method that is predicted to be fastest.
-  std::string chain() const;
-  std::string weights;                 // SHA-256 of those of the target; empty: the manifest does not say
-  std::vector<int64_t> stops;          // tokens that end a text
-  edgespec::CostModel::Points verify;  // times of passes by rows on the exporting machine; empty: not known
+  // The methods that auto chooses from with their predicted speeds over plain decoding, the fastest first; n-grams
+  // last, where nothing predicts their gain.
+  std::vector<std::pair<std::string, double>> candidates() const;
+  std::string architecture;    // of the target
+  std::set<int32_t> adapters;  // numbers of those that were added to the target
+  std::string weights;         // SHA-256 of those of the target; empty: the manifest does not say
+  std::vector<int64_t> stops;  // tokens that end a text
+  edgespec::CostModel::Points
+      verify;         // times of passes by rows on the exporting machine; empty: not known, or it was busy
+  bool busy = false;  // that machine had other work
   std::atomic<int64_t> users{1};
 
   void release() {

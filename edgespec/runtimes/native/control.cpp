@@ -17,7 +17,12 @@ constexpr double kHope = 0.75, kClose = 0.85;         // standard deviations add
 constexpr double kPace = 48;                          // plain steps that the prior of a pace counts as
 constexpr int64_t kProbe = 2;                         // guesses of a probe
 constexpr int kStreak = 6;                            // probes in a row, while all their guesses are accepted
-constexpr size_t kPending = 8;                 // proposals of a cheap drafter that wait for the text to judge them
+constexpr size_t kPending = 8;               // proposals of a cheap drafter that wait for the text to judge them
+constexpr double kCredit = 2.5, kFull = 10;  // plain steps of a budget, at first and at most
+constexpr double kLeastBudget = 0.5;         // without which trying again is pointless
+constexpr int64_t kAgain = 96, kLongestAgain = 4096;
+constexpr Pace kPlainPace{1, 1};
+constexpr double kLooks = 16;                  // plain steps that what is assumed of looks counts as
 constexpr double kLeast = 0.01, kMost = 0.99;  // bounds of a prior rate
 constexpr double kLike = 8, kDecay = 0.99;     // of confidence: guesses that its prior counts as
 
@@ -35,8 +40,9 @@ struct Best {
   double speed, highest;  // of any length
 };
 
-// The length of the highest predicted speed; 0 where none exceeds what is required.
-Best best_length(const Rates& rates, const std::vector<double>& costs, double required) {
+// The length of the highest predicted speed; 0 where none exceeds what is required.  limit: plain steps that a round
+// may lose if all its guesses are wrong.
+Best best_length(const Rates& rates, const std::vector<double>& costs, double required, double limit = HUGE_VAL) {
   Best found{0, required, 0};
   double total = 1, chance = 1;
   for (size_t length = 1; length < costs.size(); ++length) {
@@ -44,7 +50,7 @@ Best best_length(const Rates& rates, const std::vector<double>& costs, double re
     total += chance;
     const double speed = total / costs[length];
     found.highest = std::max(found.highest, speed);
-    if (speed > found.speed) found = {int64_t(length), speed, found.highest};
+    if (speed > found.speed && costs[length] - 1 <= limit) found = {int64_t(length), speed, found.highest};
   }
   return found;
 }
@@ -77,6 +83,8 @@ void Pace::add(double more, double time, double keep) {
 
 Pace Pace::with(const Pace& prior, double weight) const { return {tokens + weight * prior.speed(), steps + weight}; }
 
+double best_speed(const Rates& rates, const std::vector<double>& costs) { return best_length(rates, costs, 1).highest; }
+
 Rates posterior(const Rates& prior, double weight, const Evidence& evidence, size_t length) {
   Rates found;
   double moved = 0;
@@ -89,6 +97,29 @@ Rates posterior(const Rates& prior, double weight, const Evidence& evidence, siz
   }
   return found;
 }
+
+double Standing::round_loss_limit() const { return budget >= kFull ? HUGE_VAL : std::max(budget / 2, 0.0); }
+
+bool Standing::exhausted() const { return budget < kLeastBudget; }
+
+void Standing::accrue(double share) {
+  ++now;
+  budget = std::min(budget + share, kFull);
+}
+
+void Standing::back_off() {
+  failed = true;
+  until = now + wait;
+  wait = std::min(2 * wait, kLongestAgain);
+}
+
+void Standing::gain() {
+  wait = kAgain;
+  failed = false;
+  gained = true;
+}
+
+void Standing::charge(double lost) { budget = std::max(std::min(budget - lost, kFull), -kCredit); }
 
 Confidence::Confidence(const Rates& rates, double mean) : mean_(mean) {
   static constexpr double kGiven[] = {0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98};
@@ -126,13 +157,16 @@ void Control::begin(bool reproducible) {
   priced_version_ = -1;
   rest_ = 0;
   required_ = 1;
+  limit_ = HUGE_VAL;
+  eager_ = false;
   decision_ = {};
   unverified_.clear();
   looks_ = {};
 }
 
-int64_t Control::choose(const std::vector<int64_t>& rows, double required) {
+int64_t Control::choose(const std::vector<int64_t>& rows, double required, double limit) {
   required_ = required;
+  limit_ = limit;
   decision_ = {};
   if (rest_) {
     decision_.resting = decision_.made = true;
@@ -160,13 +194,42 @@ int64_t Control::cut(const std::vector<int64_t>& guesses, int bucket, const std:
     for (int64_t depth = 0; depth <= budget; ++depth) rows.push_back(1 + std::min(depth, count));
     decision_ = decide(bucket, rows);
     kept = std::min(decision_.length, count);
-    if (!kept) {
-      unverified_.push_back({int64_t(text.size()), guesses, bucket});
-      if (unverified_.size() > kPending) unverified_.erase(unverified_.begin());
-    }
+    if (!kept) set_aside({int64_t(text.size()), guesses, bucket});
   }
-  if (!kept) look(1, 1);
+  if (!kept) count_look(1, 1);
   return kept;
+}
+
+void Control::look(const std::vector<int64_t>& guesses, int number, const std::vector<int64_t>& text, int64_t budget) {
+  judge(text);
+  const int64_t count = int64_t(guesses.size());
+  int64_t length = 0;
+  if (count) {
+    std::vector<int64_t> rows;
+    for (int64_t depth = 0; depth <= budget; ++depth) rows.push_back(1 + std::min(depth, count));
+    const std::vector<double>& costs = prices(rows);
+    length = best(bucket(number), costs).first;
+    set_aside({int64_t(text.size()), guesses, number, length, costs[size_t(length)]});
+  }
+  if (!length) count_look(1, 1);
+}
+
+void Control::set_aside(Unverified one) {
+  unverified_.push_back(std::move(one));
+  if (unverified_.size() > kPending) unverified_.erase(unverified_.begin());
+}
+
+double Control::speed(const std::vector<int64_t>& rows) {
+  if (facts_.cheap) return looks_.with(known_->pace.with(kPlainPace, kLooks), kLooks).speed();
+  Bucket& record = bucket(known_->bucket);
+  const std::vector<double>& costs = prices(rows);
+  return facts_.stops ? pace(record, costs).speed() : best_length(rates(record), costs, 1).highest;
+}
+
+double Control::measured(int rows, double draft_ms, double pass_ms) const {
+  if (pass_ms != 0) return learned_.cost.v(rows) * (1 + draft_ms / pass_ms);
+  const double plain = learned_.cost.plain_ms();
+  return draft_ms / (plain != 0 ? plain : 1);
 }
 
 double Control::promised(const std::vector<int64_t>& rows) {
@@ -176,7 +239,7 @@ double Control::promised(const std::vector<int64_t>& rows) {
 }
 
 // Adds what a round of a cheap drafter gave.
-void Control::look(double tokens, double steps) {
+void Control::count_look(double tokens, double steps) {
   looks_.add(tokens, steps, kKeep);
   known_->pace.add(tokens, steps, kKeepLearned);
 }
@@ -191,7 +254,9 @@ Control::Decision Control::decide(int number, const std::vector<int64_t>& rows) 
   found.length = found.best;
   if (found.best) return found;
   if (record.waited < record.wait && (record.known || !record.evidence.empty())) return found;  // no probe is due
+  // as many guesses as the round may lose
   found.length = std::min(kProbe, int64_t(costs.size()) - 1);
+  while (found.length > 0 && costs[size_t(found.length)] - 1 > limit_) --found.length;
   found.probing = found.length > 0;
   for (size_t n = 1; n < costs.size() && found.probing; ++n)  // else guesses could not gain if all were accepted
     found.promising = found.promising || double(n + 1) / costs[n] > required_;
@@ -202,15 +267,17 @@ Control::Decision Control::decide(int number, const std::vector<int64_t>& rows) 
 std::pair<int64_t, double> Control::best(Bucket& record, const std::vector<double>& costs) {
   const Rates& mine = rates(record);
   if (!facts_.stops || costs.size() == 1) {
-    Best found = best_length(mine, costs, required_);
+    Best found = best_length(mine, costs, required_, limit_);
     const double highest = found.highest;
     if (!found.length && highest > kClose * required_)  // near plain decoding: what is not known well is tried
-      found = best_length(hopeful(mine, record.weight, record.evidence), costs, required_);
+      found = best_length(hopeful(mine, record.weight, record.evidence), costs, required_, limit_);
     return {found.length, found.length ? found.speed : highest};
   }
   // the time to risk, and the measured speed of rounds, for a drafter that decides when to stop
   const double speed = pace(record, costs).speed();
-  return {speed > required_ ? int64_t(costs.size()) - 1 : 0, speed};
+  int64_t most = int64_t(costs.size()) - 1;
+  while (most > 0 && costs[size_t(most)] - 1 > limit_) --most;
+  return {speed > required_ ? most : 0, speed};
 }
 
 const Rates& Control::rates(Bucket& record) {
@@ -248,6 +315,7 @@ Control::Bucket& Control::bucket(int number) {
   made.known = given_ || found;
   made.weight = made.known ? kWeight : kAssumed;
   made.wait = kWait;
+  made.waited = eager_ ? kWait : 0;
   buckets_.emplace_back(number, std::move(made));
   return buckets_.back().second;
 }
@@ -262,7 +330,7 @@ void Control::told(const Result& round) {
   if (round.guessed) {
     learn(round.bucket, round.right, round.tested);
     const double price = round.depth ? steps(round.depth, round.guesses + 1) : 1;
-    if (facts_.cheap) look(round.right + 1, price);
+    if (facts_.cheap) count_look(round.right + 1, price);
     Bucket& record = bucket(round.bucket);
     if (facts_.stops) {
       record.pace.add(round.right + 1, price, kKeep);
@@ -323,10 +391,12 @@ void Control::judge(const std::vector<int64_t>& text) {
   for (Unverified& one : unverified_) {
     const int64_t count = int64_t(one.guesses.size()), most = std::min(count, int64_t(text.size()) - one.at);
     while (one.right < most && text[size_t(one.at + one.right)] == one.guesses[size_t(one.right)]) ++one.right;
-    if (one.right == most && most < count)
+    if (one.right == most && most < count) {
       left.push_back(std::move(one));
-    else
-      learn(one.bucket, int(one.right), int(std::min(one.right + 1, count)));
+      continue;
+    }
+    learn(one.bucket, int(one.right), int(std::min(one.right + 1, count)));
+    if (one.length) count_look(double(std::min(one.right, one.length) + 1), one.steps);
   }
   unverified_ = std::move(left);
 }

@@ -7,6 +7,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -40,6 +41,10 @@ struct Pace {
 // Estimates the rates of the first `length` positions: counts, and a prior that counts as `weight` of them.
 Rates posterior(const Rates& prior, double weight, const Evidence& evidence, size_t length);
 
+// The highest predicted speed of any number of guesses.  costs: of a round over each, in plain steps; the first one is
+// 1, plain decoding's.
+double best_speed(const Rates& rates, const std::vector<double>& costs);
+
 // How often a guess of a given draft probability is accepted, as edgespec/formulas/confidence.py.
 class Confidence {
  public:
@@ -56,6 +61,24 @@ class Confidence {
   std::array<int64_t, kBounds.size() + 1> seen_{};
   double mean_;
   int64_t tested_ = 0;
+};
+
+// The budget of a method as a candidate of method auto, as edgespec/control/learned.py.
+struct Standing {
+  double budget = 2.5;  // plain steps that it may lose
+  int64_t now = 0;      // rounds in which it was a candidate
+  int64_t until = 0;    // round before which it is not tried again
+  int64_t wait = 96;    // rounds to wait after the next failure; doubled while tries fail
+  bool failed = false;  // it was left last because it was too slow, or could not run
+  bool gained = false;  // rounds were faster than plain decoding since it ran out of budget last
+
+  double round_loss_limit() const;  // plain steps that one round may lose
+  bool exhausted() const;           // its budget is too empty to guess anything
+  bool ready() const { return now >= until && !exhausted(); }
+  void accrue(double share);  // counts a round, of which this many plain steps are added to the budget
+  void back_off();            // it failed: it is tried again later, and later still if that fails too
+  void gain();                // its rounds are faster than plain decoding
+  void charge(double lost);   // a round took this many plain steps beyond its tokens; negative: it gained
 };
 
 // A record of a method: all texts of a session begin with it, and add to it.
@@ -86,11 +109,25 @@ class Control {
 
   // How deep a costly drafter is to guess, 0: not at all; a cheap one is asked in any case.  rows [budget + 1]: of the
   // pass over a proposal that is cut at each depth.  required: tokens per plain step that it must be predicted to give.
-  int64_t choose(const std::vector<int64_t>& rows, double required);
+  // limit: plain steps that a round may lose if all its guesses are wrong.
+  int64_t choose(const std::vector<int64_t>& rows, double required, double limit = HUGE_VAL);
   // The fewest tokens that a guess more must be expected to gain, by the depth of those before it.
   double least_gain(int64_t depth) const;
   // How deep a cheap drafter's chain is to be verified.
   int64_t cut(const std::vector<int64_t>& guesses, int bucket, const std::vector<int64_t>& text, int64_t budget);
+  // Learns what a cheap drafter's chain is worth, without a pass.
+  void look(const std::vector<int64_t>& guesses, int bucket, const std::vector<int64_t>& text, int64_t budget);
+  // The speed of its next rounds at the best length, which may be below 1; of a cheap one all rounds count.
+  double speed(const std::vector<int64_t>& rows);
+  // The predicted and the measured time of a round with guesses, in plain steps.  Drafting is compared with the pass of
+  // the same round: other work on the machine slows both down.
+  double price(int64_t depth, int64_t rows) const { return depth ? steps(depth, rows) : 1; }
+  double measured(int rows, double draft_ms, double pass_ms) const;
+  // Whether a round over one rejected guess would have been within the limit of the last choice.
+  bool affordable() const { return steps(1, 2) - 1 <= limit_; }
+  void set_eager(bool eager) { eager_ = eager; }  // whether to begin with a probe where it does not draft
+  CostModel& cost() const { return learned_.cost; }
+  bool reproducible() const { return reproducible_; }
   // The predicted speed of a costly drafter's next proposal, at least 1.
   double promised(const std::vector<int64_t>& rows);
 
@@ -126,6 +163,8 @@ class Control {
     int64_t at;
     std::vector<int64_t> guesses;
     int bucket;
+    int64_t length = 0;  // as many as would have been verified
+    double steps = 1;    // and what that round would have taken
     int64_t right = 0;
   };
 
@@ -140,7 +179,8 @@ class Control {
   void count(const Decision& decision, const Result& round);
   void learn(int bucket, int right, int tested);
   void judge(const std::vector<int64_t>& text);
-  void look(double tokens, double steps);
+  void set_aside(Unverified one);
+  void count_look(double tokens, double steps);
 
   DrafterFacts facts_;
   Learned& learned_;
@@ -156,7 +196,8 @@ class Control {
   std::vector<int64_t> priced_rows_;
   std::vector<double> prices_;
   int rest_ = 0;  // rounds that are plain without looking
-  double required_ = 1;
+  double required_ = 1, limit_ = HUGE_VAL;
+  bool eager_ = false;
   Decision decision_;
   std::vector<int64_t> chosen_rows_;  // of the last choice
   std::vector<Unverified> unverified_;

@@ -111,6 +111,11 @@ int64_t CostModel::version() {
   return version_;
 }
 
+double CostModel::plain_ms() {
+  if (unread_ >= kRefresh) refresh();
+  return plain_ms_;
+}
+
 void CostModel::observe_pass(int rows, double ms, int times) {
   timings_.add_pass(rows, ms, times);
   unread_ += times;
@@ -128,7 +133,7 @@ void CostModel::refresh() {
   const Points ms = Timings::medians(timings_.passes());
   if (ms.empty()) return;
   // one-row passes may never happen, as each round drafts: then the given curve says what one would take
-  const double one = ms.begin()->second / interpolate(given_, ms.begin()->first);
+  const double one = plain_ms_ = ms.begin()->second / interpolate(given_, ms.begin()->first);
   Points points = given_;
   for (const auto& [rows, taken] : ms) points[rows] = taken / one;
   points[1] = 1;

@@ -45,6 +45,7 @@ class CostModel {
   double d(int64_t k);
   double v(int64_t n);
   int64_t version();  // how often d and v have changed
+  double plain_ms();  // milliseconds of a pass over one row; 0: not measured
   void observe_pass(int rows, double ms, int times = 1);
   void observe_draft(int steps, double ms, int times = 1);
 
@@ -57,6 +58,7 @@ class CostModel {
   Timings timings_;
   int unread_ = 0;
   int64_t version_ = 0;
+  double plain_ms_ = 0;
 };
 
 }  // namespace edgespec

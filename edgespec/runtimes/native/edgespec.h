@@ -220,6 +220,11 @@ EDGESPEC_API int edgespec_bundle_open_streamed(const char* folder, int32_t threa
 EDGESPEC_API int edgespec_bundle_open_hosted(const char* folder, edgespec_bundle** bundle);
 EDGESPEC_API void edgespec_bundle_close(edgespec_bundle* bundle); /* null is fine */
 
+/* Adds a LoRA adapter, a folder that PEFT saved for the model of the target, before sessions are opened -> its number,
+ * for `adapter` of settings.  An adapter with more than products of two matrices is refused: it can be merged at export
+ * (since version 6). */
+EDGESPEC_API int edgespec_bundle_add_adapter(edgespec_bundle* bundle, const char* folder, int32_t* adapter);
+
 typedef struct edgespec_bundle_facts {
   uint32_t size;
   int32_t has_draft;
@@ -336,7 +341,8 @@ typedef struct edgespec_settings {
   int32_t guesses;        /* maximum guesses of a round; 0: the method's */
   int64_t max_new_tokens; /* 0: to the end of the context */
   /* plain, ngram, speculative, self-spec, medusa, blockwise, eagle, mtp, or several of these with commas between, which
-   * are asked in turn; null: ngram, and then the other one of this bundle that is predicted to be fastest */
+   * are asked in turn.  auto and null: those of this bundle that are predicted to be fastest, one at a time, by what is
+   * measured, and plain decoding where none gains */
   const char* method;
   const int64_t* stops; /* [stop_count] tokens that end the text, besides the bundle's */
   int32_t stop_count;
@@ -372,6 +378,10 @@ typedef struct edgespec_settings {
   int32_t nodes;        /* medusa: guesses of its tree; 0: as many as are predicted to be fastest */
   int32_t cycles;       /* blockwise: passes that refine a block before it is verified; 0: none */
   int32_t top_logprobs; /* rounds say the log-probabilities of this many of the likeliest tokens, at most 20 */
+  /* since version 6: an adapter of the target (edgespec_bundle_add_adapter), 0: none; a text that was read with another
+   * one is read again */
+  int32_t adapter;
+  int32_t reserved;
 } edgespec_settings;
 
 enum {

@@ -50,9 +50,8 @@ Loop::Loop(Target& target, Policy& policy, std::vector<int64_t> prompt, LoopOpti
   Timer timer(counts_.prompt_ns);
   const int64_t size = int64_t(tokens_.size());
   prefix_.begin(tokens_, options_.sampling.counts_text() ? target_.vocab() : 0);
-  policy_.begin(request_.reproducible);
-  const std::vector<Drafter*> begun = policy_.drafters();
-  for (Drafter* one : begun) attempt(one, [&] { one->begin(request_); });
+  attempt(nullptr, [&] { policy_.begin(request_.reproducible); });
+  take_in();
   counts_.prompt_tokens = size;
   // a drafter that needs states is given those of all tokens that it does not know: some are read again for that
   int64_t known = size - 1;
@@ -79,31 +78,59 @@ bool Loop::attempt(Drafter* drafter, Work work) {
     return true;
   } catch (const Failure& failure) {
     if (failure.status == EDGESPEC_CANCELLED) throw;
-    dropped_ += std::string(drafter->name()) + ": " + failure.what() + "\n";
-  } catch (const std::exception& error) { dropped_ += std::string(drafter->name()) + ": " + error.what() + "\n"; }
-  policy_.lose(drafter);
+    drop(drafter, failure.what());
+  } catch (const std::exception& error) { drop(drafter, error.what()); }
   return false;
+}
+
+void Loop::drop(Drafter* drafter, const char* why) {
+  dropped_ += (drafter ? drafter->name() : policy_.in_use()) + ": " + why + "\n";
+  policy_.lose(drafter);
+  begun_.erase(drafter);
+}
+
+// Follows the policy's drafters: those that are new begin, and those that left have to begin again.  A cheap one reads
+// what it missed when it proposes.
+void Loop::take_in() {
+  const std::vector<Drafter*> now = policy_.drafters();
+  for (Drafter* one : drafters_)
+    if (std::find(now.begin(), now.end(), one) == now.end() && !one->facts().cheap) begun_.erase(one);
+  for (Drafter* one : now)
+    if (!begun_.count(one) && attempt(one, [&] { one->begin(request_); })) begun_.insert(one);
+  drafters_ = policy_.drafters();
 }
 
 // The first proposal that is not empty.
 Proposal Loop::propose(int64_t budget) {
   winner_ = nullptr;
   asked_.clear();
+  draft_ms_ = 0;
   if (budget < 1) return {};
-  for (const Ask& ask : policy_.choose(budget)) {
+  const auto start = Clock::now();
+  std::vector<Ask> asks;
+  attempt(nullptr, [&] { asks = policy_.choose(budget); });
+  if (policy_.drafters() != drafters_) take_in();
+  Proposal winner;
+  for (const Ask& ask : asks) {
+    if (winner_ && !ask.looks) continue;
+    if (!begun_.count(ask.drafter)) {  // one that looks, or one that failed to begin
+      if (!ask.looks || !attempt(ask.drafter, [&] { ask.drafter->begin(request_); })) continue;
+      begun_.insert(ask.drafter);
+    }
     Proposal found;
     const auto begun = Clock::now();
     const bool made = attempt(ask.drafter, [&] {
       found = ask.drafter->propose(request_, ask.most, ask.least_gain);
       found.cut(ask.most, options_.stops);
-      policy_.review(ask, found, tokens_);
+      policy_.review(ask, found, tokens_, milliseconds(Clock::now() - begun));
     });
     asked_.emplace_back(ask.drafter, milliseconds(Clock::now() - begun));
     if (!made || found.empty()) continue;
     winner_ = ask.drafter;
-    return found;
+    winner = std::move(found);
   }
-  return {};
+  draft_ms_ = milliseconds(Clock::now() - start);
+  return winner;
 }
 
 const Round& Loop::next() {
@@ -111,7 +138,7 @@ const Round& Loop::next() {
   reading_.check();
   Timer timer(counts_.round_ns);
   const uint64_t before = passes();
-  // what a pass that failed has forgotten
+  // reads again what a failed pass has dropped
   target_.prefill(tokens_, target_.length(), int64_t(tokens_.size()) - 1, reading_);
   // one of the tokens that are left is the recovered or bonus one, and so is one of the places left in the context
   const int64_t room = target_.context() - int64_t(tokens_.size());
@@ -148,7 +175,7 @@ const Round& Loop::next() {
       one == winner_ || observers.size() == 1 ? one->observe(proposal, verdict, seen)
                                               : one->observe(none, {{}, verdict.next}, seen);
     });
-  policy_.told({proposal, verdict, winner_, asked_, wanted.count, pass_ms});
+  policy_.told({proposal, verdict, winner_, asked_, wanted.count, pass_ms, draft_ms_});
   counts_.pass_ns += passes() - before;
   return round_;
 }

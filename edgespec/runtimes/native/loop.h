@@ -5,6 +5,7 @@
 // pending token and a proposal, and commits the accepted guesses and one token more.
 #pragma once
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -62,9 +63,11 @@ class Loop {
   const std::string& dropped() const { return dropped_; }  // drafters that failed, and why
 
  private:
+  void take_in();
   Proposal propose(int64_t budget);
   template <class Work>
-  bool attempt(Drafter* drafter, Work work);
+  bool attempt(Drafter* drafter, Work work);  // null: the policy
+  void drop(Drafter* drafter, const char* why);
   uint64_t passes() const;
   Seen seen_of(const edgespec_result& found, const Proposal& proposal, const Verdict& verdict);
   template <bool (Drafter::*wants)() const>
@@ -86,6 +89,9 @@ class Loop {
   int64_t left_;
   Drafter* winner_ = nullptr;                       // of this round
   std::vector<std::pair<Drafter*, double>> asked_;  // in this round, and for how many ms
+  double draft_ms_ = 0;                             // of this round
+  std::vector<Drafter*> drafters_;                  // of the policy, at the last take_in
+  std::set<Drafter*> begun_;                        // have begun this text, and missed nothing since
 };
 
 }  // namespace edgespec

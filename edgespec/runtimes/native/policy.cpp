@@ -6,7 +6,7 @@ namespace edgespec {
 
 std::vector<Ask> Policy::choose(int64_t budget) {
   std::vector<Ask> asks;
-  for (Drafter* one : drafters_) asks.push_back({one, budget, {}});
+  for (Drafter* one : drafters_) asks.push_back({one, budget, {}, false});
   return asks;
 }
 
@@ -35,22 +35,22 @@ std::vector<Ask> Adaptive::choose(int64_t budget) {
     rows.push_back(drafters_[i]->rows(controls_[i] ? std::min(budget, controls_[i]->most()) : budget));
   for (size_t i = 0; i < drafters_.size(); ++i) {
     if (!controls_[i]) {
-      asks.push_back({drafters_[i], budget, {}});
+      asks.push_back({drafters_[i], budget, {}, false});
       continue;
     }
     double required = 1;
     for (size_t j = i + 1; j < drafters_.size(); ++j)
       if (controls_[j]) required = std::max(required, controls_[j]->promised(rows[j]));
-    const int64_t length = controls_[i]->choose(rows[i], required);
+    const int64_t length = controls_[i]->choose(rows[i], required, limit_);
     if (!length) continue;
-    asks.push_back({drafters_[i], length, {}});
+    asks.push_back({drafters_[i], length, {}, false});
     if (drafters_[i]->facts().stops)
       asks.back().least_gain = [control = controls_[i]](int64_t depth) { return control->least_gain(depth); };
   }
   return asks;
 }
 
-void Adaptive::review(const Ask& ask, Proposal& proposal, const std::vector<int64_t>& text) {
+void Adaptive::review(const Ask& ask, Proposal& proposal, const std::vector<int64_t>& text, double) {
   Control* control = of(ask.drafter);
   if (control && ask.drafter->facts().cheap)
     proposal.cut(control->cut(proposal.tokens, proposal.bucket, text, ask.most), {});
@@ -69,8 +69,7 @@ void Adaptive::told(const Outcome& round) {
     result.came = came;
     result.rows = round.rows;
     result.pass_ms = round.pass_ms;
-    for (const auto& [asked, ms] : round.asked)
-      if (asked == drafter) result.draft_ms += ms;
+    result.draft_ms = drafters_.size() > 1 ? round.asked_ms(drafter) : round.draft_ms;
     if (drafter == round.winner) {
       result.guessed = true;
       result.guesses = round.proposal.size();

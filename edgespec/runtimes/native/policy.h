@@ -1,7 +1,9 @@
 // Chooses who guesses in each round of a text, and how much, as edgespec/decoding/policy.py.
 #pragma once
+#include <cmath>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "control.h"
@@ -14,6 +16,8 @@ struct Ask {
   Drafter* drafter;
   int64_t most;                               // deepest guess
   std::function<double(int64_t)> least_gain;  // see Drafter::propose; may be empty
+  // it is asked in any case, and its guesses are not verified: the policy learns from them
+  bool looks = false;
 };
 
 // A round, for those that learn from it.
@@ -24,6 +28,14 @@ struct Outcome {
   std::vector<std::pair<Drafter*, double>> asked;  // who was asked, and for how many ms
   int32_t rows;
   double pass_ms;
+  double draft_ms;  // of choosing, and of all that were asked
+
+  double asked_ms(const Drafter* drafter) const {
+    double total = 0;
+    for (const auto& [one, ms] : asked)
+      if (one == drafter) total += ms;
+    return total;
+  }
 };
 
 // Asks its drafters in order, each for as many guesses as a round may have, until one offers something.
@@ -35,11 +47,12 @@ class Policy {
   const std::vector<Drafter*>& drafters() const { return drafters_; }  // that have not failed
   // reproducible: the number of guesses decides the text, so that nothing may depend on the clock.
   virtual void begin(bool reproducible) { (void)reproducible; }
-  virtual std::vector<Ask> choose(int64_t budget);
-  // Cuts a proposal to what is worth verifying.
-  virtual void review(const Ask&, Proposal&, const std::vector<int64_t>& text) { (void)text; }
+  virtual std::vector<Ask> choose(int64_t budget);  // throws what a drafter throws that is made now
+  // Cuts a proposal, which took ms, to what is worth verifying.
+  virtual void review(const Ask&, Proposal&, const std::vector<int64_t>& text, double ms) { (void)text, (void)ms; }
   virtual void told(const Outcome&) {}
-  virtual void lose(Drafter* drafter);
+  virtual void lose(Drafter* drafter);               // that failed; null: the one that is made now
+  virtual std::string in_use() const { return ""; }  // the method that is made now
 
  protected:
   std::vector<Drafter*> drafters_;
@@ -54,15 +67,17 @@ class Adaptive : public Policy {
 
   void begin(bool reproducible) override;
   std::vector<Ask> choose(int64_t budget) override;
-  void review(const Ask& ask, Proposal& proposal, const std::vector<int64_t>& text) override;
+  void review(const Ask& ask, Proposal& proposal, const std::vector<int64_t>& text, double ms) override;
   void told(const Outcome& round) override;
   void lose(Drafter* drafter) override;
 
+ protected:
+  std::vector<Control*> controls_;
+  bool chosen_ = false;      // whether this round's turns were given
+  double limit_ = HUGE_VAL;  // plain steps that a round may lose
+
  private:
   Control* of(const Drafter* drafter) const;
-
-  std::vector<Control*> controls_;
-  bool chosen_ = false;  // whether this round's turns were given
 };
 
 }  // namespace edgespec

@@ -7,11 +7,13 @@
 #include <set>
 #include <string>
 
+#include "auto.h"
 #include "bundle.h"
 #include "heads.h"
 #include "hidden_state.h"
 #include "hosted.h"
 #include "loop.h"
+#include "lora.h"
 #include "ngram.h"
 #include "sized.h"
 #include "stream.h"
@@ -96,12 +98,17 @@ struct edgespec_session {
   std::unique_ptr<Target> draft;               // made when a text first asks for it
   std::unique_ptr<NativeTarget> drafter_text;  // the same
   std::unique_ptr<HiddenStateDrafter> hidden_state;
-  std::vector<std::unique_ptr<Drafter>> made;  // of the text
-  std::vector<std::unique_ptr<Control>> controls;
-  std::unique_ptr<Policy> policy;
-  std::map<std::string, Learned> learned;  // by method, with its branch
-  Confidence confidence;                   // of guesses of the target itself
-  CostModel::Points passes;                // milliseconds of passes by rows, here; empty: not timed yet
+  std::unique_ptr<Predicted> predicted;                                        // of the text
+  std::vector<MadeControl> made;                                               // of the text
+  std::map<std::string, Learned> learned;                                      // by method, with its branch
+  std::set<std::string> priced;                                                // of these, which know their costs
+  std::map<std::pair<std::string, std::vector<int64_t>>, Standing> standings;  // of auto, by method and wishes
+  std::unique_ptr<Auto> automatic;
+  std::vector<int64_t> key_of_automatic;  // the wishes that it was made for
+  std::unique_ptr<Policy> own_policy;     // of the text, where it is not auto's
+  Policy* policy = nullptr;               // either
+  Confidence confidence;                  // of guesses of the target itself
+  CostModel::Points passes;               // milliseconds of passes by rows, here; empty: not timed yet
   std::atomic<bool> cancelled{false};
   Reading reading;
   std::unique_ptr<Loop> loop;
@@ -180,58 +187,86 @@ struct edgespec_session {
     for (int64_t token : expected)
       if (token < 0 || token >= target.vocab())
         refuse("prediction: token " + std::to_string(token) + " is outside the vocabulary");
-    made.push_back(std::make_unique<Predicted>(std::move(expected), prompt));
-    drafters.push_back(made.back().get());
-    longest = given.guesses ? given.guesses : kLeastGuesses;
+    predicted = std::make_unique<Predicted>(std::move(expected), prompt);
+    drafters.push_back(predicted.get());
+    longest = given.guesses > 0 ? given.guesses : kLeastGuesses;
   }
 
-  // Makes the drafter of a method.
-  void add(const std::string& method, const edgespec_settings& given, std::vector<Drafter*>& drafters) {
-    if (method == "plain" || method == "ar") return;
-    if (method == "ngram") {
-      drafters.push_back(&ngram);
-      return control(method, MethodPart(), {}, ngram, kNGramGuesses, given);
-    }
+  // The wishes of a text for its drafters.
+  struct Wanted {
+    int64_t guesses;  // of a round, 0: the method's
+    std::vector<int64_t> branch;
+    int64_t nodes, cycles;
+  };
+
+  Wanted wanted_of(const edgespec_settings& given) const {
+    if (given.guesses < 0 || given.guesses > kMostGuessesOfCaller) refuse("guesses: expected 0 to 64");
+    if (given.nodes < 0 || given.nodes > kMostNodes || given.cycles < 0 || given.cycles > kMostCycles)
+      refuse("nodes or cycles: out of range");
+    expect_array(given.branch, given.branch_count, "branch");
+    Wanted made{given.guesses, {given.branch, given.branch + given.branch_count}, given.nodes, given.cycles};
+    check_branch(made.branch);
+    if (bundle.hosted && !(hosted_trees && host_of_draft.trees) && !made.branch.empty())
+      refuse("branch: the caller's passes run no trees");
+    return made;
+  }
+
+  const MethodPart& part_of(const std::string& method) const {
+    static const MethodPart none;
+    if (method == "ngram") return none;
     const auto part = bundle.methods.find(method);
-    if (part == bundle.methods.end()) {
-      std::string known = "plain, ngram";
-      for (const auto& one : bundle.methods) known += ", " + one.first;
-      refuse("method " + method + ": expected one of this bundle: " + known);
-    }
+    if (part != bundle.methods.end()) return part->second;
+    std::string known = "auto, plain, ngram";
+    for (const auto& one : bundle.methods) known += ", " + one.first;
+    refuse("method " + method + ": expected one of this bundle: " + known);
+  }
+
+  static bool reads_states(const std::string& method) { return method == "eagle" || method == "mtp"; }
+
+  int64_t guesses_of(const std::string& method, const Wanted& wanted) const {
+    if (wanted.guesses) return wanted.guesses;
+    return method == "ngram" ? kNGramGuesses : std::max(part_of(method).guesses, kLeastGuesses);
+  }
+
+  // Makes the drafter of a method, and its control, if it is to have one.
+  MadeControl make(const std::string& method, const Wanted& wanted, bool controlled) {
+    const MethodPart& part = part_of(method);
+    MadeControl found;
     std::string name = method;
-    if (method == "eagle" || method == "mtp") {
-      if (given.branch_count) refuse("branch: " + method + " draws chains here");
+    if (method == "ngram") {
+      found.drafter = &ngram;
+    } else if (reads_states(method)) {
+      if (!wanted.branch.empty()) refuse("branch: " + method + " draws chains here");
       const ModelPart& own = bundle.drafter_part;
       if (!hidden_state) {
         drafter_text = std::make_unique<NativeTarget>(*bundle.drafter, std::min(own.context, target.context()),
                                                       own.extra_rows, EDGESPEC_ATTENTION_EXACT, true);
         hidden_state = std::make_unique<HiddenStateDrafter>(*native, *drafter_text, method, own.vocab, own.head);
       }
-      drafters.push_back(hidden_state.get());
-      return control(name, part->second, part->second.rates, *hidden_state,
-                     std::max(part->second.guesses, kLeastGuesses), given);
-    }
-    if (method == "medusa" || method == "blockwise") {
-      name += "," + std::to_string(given.nodes) + "," + std::to_string(given.cycles);
-      made.push_back(heads_of(method, part->second, given));
+      found.drafter = hidden_state.get();
+    } else if (method == "medusa" || method == "blockwise") {
+      name += "," + std::to_string(wanted.nodes) + "," + std::to_string(wanted.cycles);
+      found.own = heads_of(method, part, wanted);
     } else if (method == "self-spec") {
-      made.push_back(std::make_unique<SelfDraft>(*native, part->second.skip, confidence));
+      found.own = std::make_unique<SelfDraft>(*native, part.skip, confidence);
     } else {
       const ModelPart& own = bundle.draft_part;
       if (!draft) draft = draft_text(own);
-      expect_array(given.branch, given.branch_count, "branch");
-      std::vector<int64_t> branch(given.branch, given.branch + given.branch_count);
-      if (bundle.hosted && !(hosted_trees && host_of_draft.trees)) {
-        if (!branch.empty()) refuse("branch: the caller's passes run no trees");
-      } else if (branch.empty()) {
-        branch = part->second.branch;
-      }
-      check_branch(branch);
+      std::vector<int64_t> branch = wanted.branch;
+      if (branch.empty() && !(bundle.hosted && !(hosted_trees && host_of_draft.trees))) branch = part.branch;
       for (int64_t width : branch) name += "," + std::to_string(width);
-      made.push_back(std::make_unique<DraftModel>(*draft, target.vocab(), own.vocab, own.head, std::move(branch)));
+      found.own = std::make_unique<DraftModel>(*draft, target.vocab(), own.vocab, own.head, std::move(branch));
     }
-    drafters.push_back(made.back().get());
-    control(name, part->second, part->second.rates, *made.back(), std::max(part->second.guesses, kLeastGuesses), given);
+    if (found.own) found.drafter = found.own.get();
+    if (!controlled) return found;
+    Learned& known = learned[name];
+    if (!priced.count(name)) {
+      known.cost = costs_of(part, *found.drafter);
+      priced.insert(name);
+    }
+    found.control =
+        std::make_unique<Control>(found.drafter->facts(), known, int(guesses_of(method, wanted)), part.rates);
+    return found;
   }
 
   std::unique_ptr<Target> draft_text(const ModelPart& own) const {
@@ -243,15 +278,13 @@ struct edgespec_session {
     return std::make_unique<HostedTarget>(host_of_draft, columns, context, own.extra_rows);
   }
 
-  std::unique_ptr<Drafter> heads_of(const std::string& method, const MethodPart& part, const edgespec_settings& given) {
-    if (given.nodes < 0 || given.nodes > kMostNodes || given.cycles < 0 || given.cycles > kMostCycles)
-      refuse("nodes or cycles: out of range");
+  std::unique_ptr<Drafter> heads_of(const std::string& method, const MethodPart& part, const Wanted& wanted) {
     if (method == "blockwise")
       return std::make_unique<Medusa>(*native, part.heads, "blockwise", head_chain(size_t(part.heads.count)),
-                                      given.cycles);
+                                      wanted.cycles);
     std::vector<HeadPath> paths;
-    if (given.nodes) {
-      for (auto& one : grow_tree(part.ranks, size_t(given.nodes))) paths.push_back(one.first);
+    if (wanted.nodes) {
+      for (auto& one : grow_tree(part.ranks, size_t(wanted.nodes))) paths.push_back(one.first);
     } else {
       CostModel costs = pass_costs();
       paths = best_tree(part.ranks, [&](int64_t rows) { return costs.v(rows); }, part.draft_cost.value_or(0));
@@ -260,18 +293,13 @@ struct edgespec_session {
     return std::make_unique<Medusa>(*native, part.heads, "medusa", std::move(paths));
   }
 
-  // Makes the control of a drafter, which begins with what this session has learned of its method.
-  void control(const std::string& name, const MethodPart& part, const Rates& rates, Drafter& drafter, int64_t guesses,
-               const edgespec_settings& given) {
-    const int64_t most = given.guesses ? given.guesses : guesses;
-    longest = std::max(longest, most);
-    if (given.fixed) return;
-    if (!learned.count(name)) learned[name].cost = costs_of(part, drafter);
-    controls.push_back(std::make_unique<Control>(drafter.facts(), learned.at(name), int(most), rates));
-  }
-
   // Costs as the export measured them, corrected by a few passes here and now.
   CostModel costs_of(const MethodPart& part, Drafter& drafter) {
+    if (bundle.streamed && drafter.name() == std::string("self-spec")) {
+      // a step reads the target's layers from the disk as well, and takes too long to time some first
+      const double read = 1 - double(part.skip.mlp.size()) / std::max(bundle.target->gates.layers, 1);
+      return pass_costs(std::max(part.draft_cost.value_or(0), read), part.first_cost);
+    }
     const bool cheap = drafter.facts().cheap;
     CostModel made = pass_costs(cheap ? 0 : part.draft_cost, cheap ? std::nullopt : part.first_cost);
     if (!cheap) made.observe_draft(1, time_turns({1}, [&](int) { drafter.benchmark_step(); }).at(1), kEnough);
@@ -279,7 +307,7 @@ struct edgespec_session {
   }
 
   CostModel pass_costs(std::optional<double> draft = {}, std::optional<double> first = {}) {
-    if (passes.empty()) {
+    if (passes.empty() && !bundle.streamed) {  // where each pass reads a disk, these would take too long
       const std::vector<int64_t> zeros(size_t(*std::max_element(kTimed.begin(), kTimed.end())), 0);
       passes = time_turns(kTimed, [&](int rows) { target.run({zeros.data(), rows}); });
     }
@@ -288,16 +316,79 @@ struct edgespec_session {
     return made;
   }
 
+  // Makes the policy of methods with commas between, or of auto.
+  void choose(const std::string& methods, const Wanted& wanted, bool fixed, std::vector<Drafter*> first) {
+    std::vector<std::string> names;
+    for (size_t at = 0; at <= methods.size();) {
+      const size_t end = std::min(methods.find(',', at), methods.size());
+      names.push_back(methods.substr(at, end - at));
+      if (std::count(names.begin(), names.end(), names.back()) > 1)
+        refuse("method " + names.back() + ": expected each one once");
+      at = end + 1;
+    }
+    if (names == std::vector<std::string>{"auto"}) {
+      std::vector<std::pair<std::string, double>> all = bundle.candidates();
+      if (bundle.hosted && !host_of_draft.run)
+        all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.first == "speculative"; }),
+                  all.end());
+      if (!fixed) return choose_auto(all, wanted, std::move(first));
+      names = {all.front().first};
+    }
+    if (names.size() > 1 && std::count(names.begin(), names.end(), "auto"))
+      refuse("method auto: expected no other method");
+    std::vector<Control*> controls(first.size(), nullptr);
+    for (const std::string& method : names) {
+      if (method == "plain" || method == "ar") continue;
+      made.push_back(make(method, wanted, !fixed));
+      first.push_back(made.back().drafter);
+      controls.push_back(made.back().control.get());
+      longest = std::max(longest, guesses_of(method, wanted));
+    }
+    own_policy = fixed ? std::make_unique<Policy>(std::move(first))
+                       : std::make_unique<Adaptive>(std::move(first), std::move(controls));
+    policy = own_policy.get();
+  }
+
+  // Keeps the policy of auto with its candidates as long as texts want the same.
+  void choose_auto(const std::vector<std::pair<std::string, double>>& all, const Wanted& wanted,
+                   std::vector<Drafter*> first) {
+    std::vector<int64_t> key{wanted.guesses, wanted.nodes, wanted.cycles};
+    key.insert(key.end(), wanted.branch.begin(), wanted.branch.end());
+    if (!automatic || key != key_of_automatic) {
+      pass_costs();  // these passes must come before the prompt is read
+      std::vector<Candidate> candidates;
+      for (const auto& [method, promise] : all) {
+        Candidate one;
+        one.name = method;
+        one.promise = promise;
+        one.make = [this, wanted, method = method] { return make(method, wanted, true); };
+        one.cheap = method == "ngram";
+        one.from_start = reads_states(method);
+        one.standing = &standings[{method, key}];
+        candidates.push_back(std::move(one));
+      }
+      automatic = std::make_unique<Auto>(std::move(candidates));
+      key_of_automatic = std::move(key);
+    }
+    for (const auto& one : all) longest = std::max(longest, guesses_of(one.first, wanted));
+    automatic->set_first(std::move(first));
+    policy = automatic.get();
+  }
+
   void begin(const int64_t* prompt, int64_t count, const edgespec_settings& given) {
     expect_array(given.stops, given.stop_count, "stops");
-    if (given.guesses < 0 || given.guesses > kMostGuessesOfCaller) refuse("guesses: expected 0 to 64");
     if (given.max_new_tokens < 0) refuse("max_new_tokens: expected 0 or more");
     StopTexts stop_texts = stop_texts_of(given);
+    if (given.adapter && !bundle.adapters.count(given.adapter))
+      refuse("adapter " + std::to_string(given.adapter) +
+             ": expected one that was added (edgespec_bundle_add_adapter)");
     loop.reset();
     stream.reset();
-    policy.reset();
-    controls.clear();
+    use_adapter(given.adapter);
+    policy = nullptr;
+    own_policy.reset();
     made.clear();
+    predicted.reset();
     longest = 0;
     LoopOptions options;
     options.sampling = sampling_of(given);
@@ -308,28 +399,12 @@ struct edgespec_session {
     options.new_tokens = given.max_new_tokens ? given.max_new_tokens : std::numeric_limits<int64_t>::max();
     options.stops.assign(given.stops, given.stops + given.stop_count);
     if (!given.ignore_eos) options.stops.insert(options.stops.end(), bundle.stops.begin(), bundle.stops.end());
-    std::vector<Drafter*> drafters;
-    std::set<std::string> named;
-    const std::string methods = given.method                          ? given.method
-                                : bundle.hosted && !host_of_draft.run ? "ngram"
-                                                                      : bundle.chain();
-    add_prediction(given, count, drafters);
-    for (size_t at = 0; at <= methods.size();) {
-      const size_t end = std::min(methods.find(',', at), methods.size());
-      const std::string method = methods.substr(at, end - at);
-      if (!named.insert(method).second) refuse("method " + method + ": expected each one once");
-      add(method, given, drafters);
-      at = end + 1;
-    }
+    std::vector<Drafter*> first;
+    add_prediction(given, count, first);
+    const std::string methods = given.method ? given.method : "auto";
+    choose(methods, wanted_of(given), given.fixed != 0, std::move(first));
     options.guesses = longest;
     options.seeded = given.seeded != 0;
-    if (given.fixed) {
-      policy = std::make_unique<Policy>(std::move(drafters));
-    } else {
-      std::vector<Control*> all(given.prediction_count > 0, nullptr);
-      for (const auto& one : controls) all.push_back(one.get());
-      policy = std::make_unique<Adaptive>(std::move(drafters), std::move(all));
-    }
     reading.progress = nullptr;
     if (given.progress)
       reading.progress = [of = given.progress, user = given.user](int64_t done, int64_t total) {
@@ -338,6 +413,15 @@ struct edgespec_session {
     loop = std::make_unique<Loop>(target, *policy, std::vector<int64_t>(prompt, prompt + count), std::move(options),
                                   reading);
     if (bundle.codec) stream = std::make_unique<TextStream>(*bundle.codec, loop->tokens(), std::move(stop_texts));
+  }
+
+  // Forgets what was learned of drafts, and the states that they keep: both are of texts with one adapter.
+  void use_adapter(int32_t number) {
+    if (!native || number == native->adapter()) return;
+    native->use_adapter(number);
+    automatic.reset();
+    hidden_state.reset();
+    drafter_text.reset();
   }
 
   StopTexts stop_texts_of(const edgespec_settings& given) const {
@@ -368,6 +452,7 @@ struct edgespec_session {
   // Names all that keys and values depend on.
   std::string key() const {
     if (bundle.hosted) refuse("the caller has the keys and values: this session cannot save them");
+    if (native->adapter()) refuse("the text of an adapter: it cannot be saved or restored");
     if (bundle.weights.empty()) refuse("the manifest does not say what its weights are: export the bundle again");
     return bundle.weights + " " + std::to_string(native->format());
   }
@@ -439,6 +524,19 @@ int edgespec_bundle_open_hosted(const char* folder, edgespec_bundle** bundle) {
 
 void edgespec_bundle_close(edgespec_bundle* bundle) {
   if (bundle) bundle->release();
+}
+
+int edgespec_bundle_add_adapter(edgespec_bundle* bundle, const char* folder, int32_t* adapter) {
+  return guarded([&] {
+    if (!bundle || !folder || !adapter) refuse("expected a bundle, a folder, and where to put the adapter's number");
+    if (bundle->users != 1) refuse("adapters are added before sessions are opened");
+    if (bundle->hosted || !takes_adapters(bundle->architecture))
+      refuse("adapters of " + bundle->architecture + " models cannot be added here: merge it at export");
+    auto& store = bundle->target->adapters;
+    if (!store) store = std::make_shared<AdapterStore>(bundle->target_part.graph);
+    *adapter = add_lora(*store, folder);
+    bundle->adapters.insert(*adapter);
+  });
 }
 
 int edgespec_bundle_describe(const edgespec_bundle* bundle, edgespec_bundle_facts* facts) {

@@ -123,6 +123,12 @@ int64_t NativeTarget::crop_cache(int64_t length) {
   return text.crop(length);
 }
 
+void NativeTarget::use_adapter(int number) {
+  if (number == cache_->adapter) return;
+  crop(0);
+  cache_->adapter = number;
+}
+
 void NativeTarget::checkpoint() {
   if (cache_->slots[0].text.has_checkpoints() && !cache_->revocable)
     timed([&] { exclusive([&] { keep_states(*cache_, 0); }); });

@@ -88,6 +88,9 @@ class NativeTarget : public Target {
   int32_t hidden() const { return cache_->model.program.hidden; }  // columns of its hidden states
   int32_t given() const { return cache_->model.program.given; }    // columns of rows to begin with instead of tokens
   const Gates& gates() const { return cache_->model.gates; }
+  // Runs the next passes with another adapter; a text that was read otherwise is forgotten.  0: none.
+  void use_adapter(int number);
+  int adapter() const { return cache_->adapter; }
   int format() const { return cache_->layout.keys * 16 + cache_->layout.values; }  // of keys and values
 
   void checkpoint() override;

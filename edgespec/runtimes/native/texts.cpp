@@ -77,11 +77,20 @@ static void choose_heads(const edgespec_request& r, Planned& p) {
     if (r.logits == EDGESPEC_ALL_ROWS || i + 1 == p.rows || slots[i + 1] != slots[i]) p.heads.push_back(i);
 }
 
+constexpr int64_t kAdapter = int64_t(1) << 32;  // times an adapter's number, in the slots of a plan
+
 edgespec_result launch(edgespec_cache& cache, const Planned& p, const float* inputs, int top) {
   edgespec_model& model = cache.model;
   if (top < 0 || top > kMostTop) refuse("top " + std::to_string(top) + ": expected 0 to " + std::to_string(kMostTop));
   PassInputs in;
-  in.plan = p.plan.data();
+  std::vector<int64_t> adapted;
+  if (cache.adapter) {
+    adapted = p.plan;
+    for (int64_t row = 2 * int64_t(p.rows); row < 3 * int64_t(p.rows); ++row)
+      adapted[size_t(row)] += cache.adapter * kAdapter;
+    in.adapters = model.adapters.get();
+  }
+  in.plan = cache.adapter ? adapted.data() : p.plan.data();
   in.rows = p.rows;
   in.head_rows = p.heads.data();
   in.heads = static_cast<int>(p.heads.size());

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters.h"
 #include "books.h"
 #include "edgespec.h"
 #include "expert_store.h"
@@ -79,8 +80,9 @@ struct edgespec_model {
   edgespec::Threads threads;
   std::mutex mutex;  // one pass at a time
   edgespec::Scratch scratch;
-  std::unique_ptr<edgespec::ExpertStore> store;  // of weights that are read when a pass needs them; null: none are
-  std::atomic<int64_t> users{1};                 // the caller, and each cache: the last one to go frees the model
+  std::shared_ptr<edgespec::AdapterStore> adapters;  // null: there are none
+  std::unique_ptr<edgespec::ExpertStore> store;      // of weights that are read when a pass needs them; null: none are
+  std::atomic<int64_t> users{1};                     // the caller, and each cache: the last one to go frees the model
 
   edgespec_model(edgespec::ModelFile&& read, int count)
       : file(std::move(read)), program(edgespec::Program::parse(file.program)), gates(program), threads(count) {
@@ -126,6 +128,7 @@ struct edgespec_cache {
   uint8_t* base = nullptr;
   std::vector<edgespec::Slot> slots;
   edgespec::Results results;  // of the last pass; not in the model, because its other caches may run passes
+  int adapter = 0;            // of the rows of its passes, in the model's store; 0: none
   bool revocable = false;     // whether kept tokens may be taken back: states that cannot be cropped hold fewer
 
   explicit edgespec_cache(edgespec_model& of) : model(of) { ++model.users; }

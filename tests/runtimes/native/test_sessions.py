@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from edgespec.control.adaptive import Adaptive, Control
+from edgespec.control.auto import Auto, Candidate
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Policy
@@ -32,7 +34,7 @@ from edgespec.drafters.self_spec import SelfSpec, known_confidence, skip_set
 from edgespec.drafters.speculative import Speculative
 from edgespec.engine.engine import Engine
 from edgespec.engine.known import known_rates
-from edgespec.engine.methods import LEAST_GAMMA
+from edgespec.engine.methods import LEAST_GAMMA, choose_method
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow
 from edgespec.runtimes.files.bundle import Bundle as BundleFolder
@@ -74,7 +76,7 @@ pytestmark = pytest.mark.usefixtures("native")
 FORMS = "int4", "int8"
 METHODS = ("plain", "ngram", "speculative", "self-spec", "ngram,self-spec", "self-spec,speculative", "medusa",
            "blockwise", "ngram,medusa")  # fmt: skip
-MEASURED = METHODS[1:6]  # whose control is compared
+MEASURED = (*METHODS[1:6], "auto")  # whose control is compared
 NODES = 12  # of a tree of medusa
 TREES: tuple[tuple[int, ...], ...] = ((2,), (3, 2), (2, 2, 1))
 GREEDY = SamplingParams()
@@ -228,13 +230,22 @@ def adaptive(found: Both, method: str, data: dict[str, Any]) -> tuple[Adaptive, 
     """Make Python's policy of methods, with the costs of a manifest, and the maximum number of guesses."""
     manifest, controls, most = Manifest.model_validate(data), list[Control](), 0
     verify = {int(rows): ms for rows, ms in manifest.cost["verify_ms"].items()}
-    for name in method.split(","):
+    promises = {one.name: one.promise for one in choose_method(manifest, "auto").candidates}
+    for name in promises if method == "auto" else method.split(","):
         part, drafter = manifest.methods[name], replace(found, manifest=manifest).drafter(name)
         costs = CostModel(verify, *((0.0, None) if drafter.cheap else (part.draft_cost, part.first_cost)))
         gamma = METHODS_OF_PYTHON[name].gamma or max(part.gamma, LEAST_GAMMA)
         controls.append(Control(drafter, costs, gamma, prior=known_rates(name, part)))
         most = max(most, gamma)
+    if method == "auto":
+        made = zip(promises.items(), controls, strict=True)
+        return Auto([Candidate(name, promise, partial(_given, control), name == "ngram")
+                     for (name, promise), control in made]), most  # fmt: skip
     return Adaptive(controls), most
+
+
+def _given(control: Control) -> Control:
+    return control
 
 
 def with_costs(folder: Path, made: Path, rng: np.random.Generator) -> dict[str, Any]:
@@ -251,7 +262,7 @@ def with_costs(folder: Path, made: Path, rng: np.random.Generator) -> dict[str, 
         rates, confidence = rng.uniform(0.3, 0.95, 4).tolist(), np.sort(rng.uniform(0.2, 1, 8)).tolist()
         data["methods"][name] |= {
             "draft_cost": float(rng.uniform(0.02, 0.7)), "first_cost": float(rng.uniform(0.1, 0.7)),
-            "gamma": int(rng.integers(1, 9)),
+            "gamma": int(rng.integers(1, 9)), "predicted_speedup": float(rng.uniform(0.9, 2)),
             "measured": [{"acceptance": rates, "confidence": confidence, "positions": int(rng.integers(1, 400)),
                           "text": "t", "text_sha256": "0" * 64}],
         }  # fmt: skip
@@ -301,7 +312,7 @@ def test_a_bundle_that_nobody_prepared_drafts_by_its_planes(both: Callable[[str]
             assert [(one.tokens, one.drafted) for one in ours] == [(one.tokens, one.drafted) for one in theirs]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "auto"])
 def test_control_changes_no_text(both: Callable[[str], Both], method: str) -> None:
     found, drafted = both("int8"), 0
     with Bundle(found.folder.path) as bundle, bundle.session() as session:
@@ -639,9 +650,10 @@ def test_what_does_not_fit_is_refused(both: Callable[[str], Both], tmp_path: Pat
         ([], {}, "at least one token"),
         ([vocab], {}, "outside the vocabulary"),
         ([-1], {}, "outside the vocabulary"),
-        ([1], {"method": "swift"}, "expected one of this bundle: plain, ngram"),
-        ([1], {"method": "ngram,,plain"}, "expected one of this bundle: plain, ngram"),
+        ([1], {"method": "swift"}, "expected one of this bundle: auto, plain, ngram"),
+        ([1], {"method": "ngram,,plain"}, "expected one of this bundle: auto, plain, ngram"),
         ([1], {"method": "ngram,plain,ngram"}, "each one once"),
+        ([1], {"method": "ngram,auto"}, "auto: expected no other method"),
         ([1], {"method": "speculative", "branch": (8, 9)}, "at most 64 guesses"),
         ([1], {"tokens": -1}, "max_new_tokens"),
         ([1], {"guesses": 65}, "guesses"),
