@@ -17,6 +17,7 @@ from edgespec.export.drafters.heads import DESCRIPTION, read_heads
 from edgespec.export.training.options import METHODS
 from edgespec.export.training.state import FOLDER, TrainingState, written
 from edgespec.export.training.windows import Windows
+from edgespec.runtimes.files.lora import read_pairs
 from tests.cli.conftest import ROOT, Command, command
 
 ARGUMENTS = {"lr": 0.1, "exits": [1, 2], "model": "a" * 64}
@@ -156,12 +157,13 @@ def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, pairs: i
 @pytest.mark.nightly
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize("nodes, more", [(1, ()), (2, ()), (1, ("--fsdp",))], ids=["processes", "nodes", "fsdp"])
-def test_two_processes(model: Path, tmp_path: Path, nodes: int, more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("method", ["medusa", "selfdraft"])
+def test_two_processes(model: Path, tmp_path: Path, method: str, nodes: int, more: tuple[str, ...]) -> None:
     # `accelerate launch --cpu` always starts one process, unless there is MPI: torchrun starts two
     launch: tuple[object, ...] = "-m", "torch.distributed.run", "--nproc_per_node", 2 // nodes, "--nnodes", nodes
     with socket.create_server(("127.0.0.1", 0)) as free:
         meet = "--master_addr", "127.0.0.1", "--master_port", free.getsockname()[1], "--node_rank"
-    command = "-m", "edgespec", "train", "medusa", model, *SHORT, "--json", "-o", tmp_path / "two", *more
+    command = "-m", "edgespec", "train", method, model, *SHORT, "--json", "-o", tmp_path / "two", *more
     with ThreadPoolExecutor() as pool:
         runs = [
             pool.submit(python, *launch, *meet, node, *command, cwd=tmp_path, ACCELERATE_USE_CPU="1")
@@ -171,10 +173,13 @@ def test_two_processes(model: Path, tmp_path: Path, nodes: int, more: tuple[str,
     assert [run.result().stdout for run in runs[1:]] == [""] * (nodes - 1)
     assert found["training"]["processes"] == 2
     launch = "-m", "accelerate.commands.launch", "--cpu", "--num_processes", 1, "-m", "edgespec"
-    one = python(*launch, "train", "medusa", model, *SHORT, "--json", "-o", tmp_path / "one", cwd=tmp_path)
-    # each process takes the mean over its own windows, which are not equally long
+    one = python(*launch, "train", method, model, *SHORT, "--json", "-o", tmp_path / "one", cwd=tmp_path)
+    # each process takes the mean over its own windows, which are not equally long; blocks begin at other tokens
     assert found["losses"] == pytest.approx(json.loads(one.stdout)["losses"], rel=0.05)
-    assert read_heads(tmp_path / "one").file.groups == read_heads(tmp_path / "two").file.groups
+    if method == "medusa":
+        assert read_heads(tmp_path / "one").file.groups == read_heads(tmp_path / "two").file.groups
+    else:
+        assert len(list(read_pairs(tmp_path / "two"))) == len(list(read_pairs(tmp_path / "one"))) > 0
 
 
 @pytest.mark.usefixtures("torch", "fresh_accelerate")
@@ -195,6 +200,10 @@ def test_the_command(command: Command, model: Path, tmp_path: Path) -> None:
     assert found["ranks"] is None
     assert set(found["acceptance"]["sampled"]) == {"overlap", "agreement", "positions"}
     command("train", "draft", model, "-o", tmp_path / "b", *SHORT).refused(1, "already there", "--overwrite")
+    shown = command("train", "selfdraft", model, "-o", tmp_path / "c", "--rank", 2, *SHORT)
+    assert f"next: edgespec run BUNDLE --method uno --draft-adapter {tmp_path / 'c'}" in shown.out
+    command("train", "selfdraft", model, "-o", tmp_path / "c", *SHORT).refused(1, "already there", "--overwrite")
+    command("train", "medusa", model, "-o", tmp_path / "d", "--rank", 2, *SHORT).refused(2, "No such option")
 
 
 @pytest.mark.usefixtures("torch", "fresh_accelerate")
