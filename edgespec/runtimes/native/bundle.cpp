@@ -10,9 +10,9 @@ namespace {
 constexpr int64_t kOldest = 5, kNewest = 6;  // schemas of manifests that are read here
 // acceptance of guesses as published (edgespec/drafters/registry.py), and the guesses that it counts as
 constexpr double kDraftRate = 1 - 1 / 2.49, kSkipRate = 0.7, kPlanesRate = 0.9, kPublished = 4;
-constexpr double kMedusaRate = 0.5, kBlockwiseRate = 0.48, kEagleRate = 0.66, kMtpRate = 0.6;
+constexpr double kMedusaRate = 0.5, kBlockwiseRate = 0.48, kEagleRate = 0.66, kMtpRate = 0.6, kDflashRate = 0.68;
 constexpr double kMostCost = 1e6;  // of a draft step, in passes
-constexpr int64_t kMostHeads = 64;
+constexpr int64_t kMostHeads = 64, kMostBlock = 64;
 constexpr double kBusySpread = 1.5,
                  kBusyOthers = 0.2;  // of the times of an export, as in edgespec/planning/profiles.py
 constexpr double kTried = 1;         // least predicted speed of a candidate of auto
@@ -146,8 +146,8 @@ bool draws_chains(const Json& part) {
   const std::string kind = decoder["kind"].text("kind");
   for (const Json& group : part["heads"].items())
     if (group["kind"].text("kind") == "embedding") return false;
-  return (kind == "eagle" || kind == "mtp") && decoder["masked"].is_null() && decoder["block"].is_null() &&
-         decoder["reads"].items().empty();
+  return (kind == "eagle" || kind == "mtp" || kind == "dflash") && decoder["masked"].is_null() &&
+         decoder["block"].is_null() == (kind != "dflash") && decoder["reads"].items().empty();
 }
 
 MethodPart read_heads(const std::string& folder, const Json& method, const Json& target, int64_t vocab, double rate) {
@@ -264,7 +264,17 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uin
     methods[kind] = read_method(manifest["methods"][kind], false);
     static const Json none;
     const std::vector<Json>& measured = manifest["methods"][kind]["measured"].items();
-    methods[kind].rates = rates_of(kind == "eagle" ? kEagleRate : kMtpRate, measured.empty() ? none : measured.front());
+    methods[kind].rates = rates_of(kind == "eagle" ? kEagleRate
+                                   : kind == "mtp" ? kMtpRate
+                                                   : kDflashRate,
+                                   measured.empty() ? none : measured.front());
+    methods[kind].at_once = kind == "dflash";
+    if (kind == "dflash") {
+      const Json& decoder = part["decoder"];
+      block.rows = bounded(decoder["block"], "block", 0, 2, kMostBlock);
+      block.mask = bounded(decoder["mask"], "mask", -1, 0, target_part.vocab - 1);
+      block.anchor = decoder["anchor"].flag("anchor", false);
+    }
   }
   for (const auto& [name, rate] : {std::pair("medusa", kMedusaRate), std::pair("blockwise", kBlockwiseRate)})
     if (const Json& method = manifest["methods"][name]; !method.is_null())
@@ -280,7 +290,8 @@ std::vector<std::pair<std::string, double>> edgespec_bundle::candidates() const 
     if (speed == 0 && part.measured && busy) {  // worth trying: times of a busy machine say little
       CostModel costs({}, part.draft_cost, part.first_cost);
       std::vector<double> prices{1};
-      for (int64_t n = 1; n <= kPredicted; ++n) prices.push_back(costs.d(part.heads.count ? 1 : n) + costs.v(n + 1));
+      for (int64_t n = 1; n <= kPredicted; ++n)
+        prices.push_back(costs.d(part.at_once || part.heads.count ? 1 : n) + costs.v(n + 1));
       speed = std::max(best_speed(posterior(part.rates, 1, {}, size_t(kPredicted)), prices), kTried);
     }
     if (speed >= kTried) found.emplace_back(name, speed);

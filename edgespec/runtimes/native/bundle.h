@@ -11,6 +11,7 @@
 #include "codec.h"
 #include "drawing.h"
 #include "heads.h"
+#include "hidden_state.h"
 #include "json.h"
 
 namespace edgespec {
@@ -35,6 +36,7 @@ struct MethodPart {
   Rates rates;                   // acceptance by position, as published or as the export measured it
   Confidence confidence;         // of the guesses of a self-draft
   std::optional<double> draft_cost, first_cost;
+  bool at_once = false;  // drafting takes the same time for any number of guesses
   HeadGroup heads;
   HeadRanks ranks;
 };
@@ -52,6 +54,7 @@ struct edgespec_bundle {
   std::unique_ptr<edgespec::Codec> codec;  // null: there is none
   edgespec::ModelPart target_part, draft_part, drafter_part;
   edgespec::OpenedModel target, draft, drafter;  // null where there is none; drafter: of the target's hidden states
+  edgespec::BlockPart block;                     // of the drafter
   std::map<std::string, edgespec::MethodPart> methods;
   // The methods that auto chooses from with their predicted speeds over plain decoding, the fastest first; n-grams
   // last, where nothing predicts their gain.

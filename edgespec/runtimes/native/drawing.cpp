@@ -102,7 +102,7 @@ Proposal DraftModel::propose(const Request& request, int64_t budget, const Least
 edgespec_result DraftModel::feed(const Request& request, int64_t guess, bool keeps_last, bool best) {
   TextRows rows{request.tokens.data() + common_, static_cast<int32_t>(int64_t(request.tokens.size()) - common_)};
   if (guess >= 0) rows.tokens = &guess, rows.count = 1;
-  rows.last = true;
+  rows.last = 1;
   rows.top = best;
   const edgespec_result found = model_.run(rows);
   std::vector<int32_t> kept(size_t(rows.count - !keeps_last));

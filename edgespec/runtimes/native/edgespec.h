@@ -340,9 +340,9 @@ typedef struct edgespec_settings {
   uint32_t size;
   int32_t guesses;        /* maximum guesses of a round; 0: the method's */
   int64_t max_new_tokens; /* 0: to the end of the context */
-  /* plain, ngram, speculative, self-spec, medusa, blockwise, eagle, mtp, or several of these with commas between, which
-   * are asked in turn.  auto and null: those of this bundle that are predicted to be fastest, one at a time, by what is
-   * measured, and plain decoding where none gains */
+  /* plain, ngram, speculative, self-spec, medusa, blockwise, eagle, mtp, dflash, or several of these with commas
+   * between, which are asked in turn.  auto and null: those of this bundle that are predicted to be fastest, one at a
+   * time, by what is measured, and plain decoding where none gains */
   const char* method;
   const int64_t* stops; /* [stop_count] tokens that end the text, besides the bundle's */
   int32_t stop_count;

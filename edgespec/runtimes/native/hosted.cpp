@@ -11,7 +11,7 @@ namespace edgespec {
 void HostedTarget::call(const TextRows& rows, int32_t scored) {
   const int64_t kept = length();
   left_ = kept;
-  if (rows.gates || rows.inputs || rows.draft || rows.hidden || rows.auxiliary)
+  if (rows.gates || rows.inputs || rows.draft || rows.hidden || rows.auxiliary || rows.mutual)
     refuse("passes of the caller run the whole model on tokens");
   if (rows.parents && !host_.trees) refuse("passes of the caller run no trees");
   if (kept + rows.count > room_)
@@ -44,7 +44,7 @@ void HostedTarget::call(const TextRows& rows, int32_t scored) {
 
 edgespec_result HostedTarget::run_pass(const TextRows& rows) {
   edgespec_result found{};
-  found.rows = rows.unscored ? 0 : rows.last ? 1 : rows.count;
+  found.rows = rows.unscored ? 0 : rows.last ? rows.last : rows.count;
   call(rows, found.rows);
   if (!rows.top) {
     found.columns = static_cast<int32_t>(vocab_);

@@ -221,7 +221,9 @@ struct edgespec_session {
     refuse("method " + method + ": expected one of this bundle: " + known);
   }
 
-  static bool reads_states(const std::string& method) { return method == "eagle" || method == "mtp"; }
+  static bool reads_states(const std::string& method) {
+    return method == "eagle" || method == "mtp" || method == "dflash";
+  }
 
   int64_t guesses_of(const std::string& method, const Wanted& wanted) const {
     if (wanted.guesses) return wanted.guesses;
@@ -241,7 +243,8 @@ struct edgespec_session {
       if (!hidden_state) {
         drafter_text = std::make_unique<NativeTarget>(*bundle.drafter, std::min(own.context, target.context()),
                                                       own.extra_rows, EDGESPEC_ATTENTION_EXACT, true);
-        hidden_state = std::make_unique<HiddenStateDrafter>(*native, *drafter_text, method, own.vocab, own.head);
+        hidden_state =
+            std::make_unique<HiddenStateDrafter>(*native, *drafter_text, method, own.vocab, own.head, bundle.block);
       }
       found.drafter = hidden_state.get();
     } else if (method == "medusa" || method == "blockwise") {

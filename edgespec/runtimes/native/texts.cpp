@@ -189,15 +189,17 @@ edgespec_result run_rows(edgespec_cache& cache, int32_t slot, const TextRows& wa
   const size_t n = size_t(p.rows = wanted.count);
   p.plan.assign(6 * n, 0);
   std::copy_n(wanted.tokens, n, p.plan.begin());
-  const int64_t how = wanted.draft * int64_t(kDraft) | (wanted.parents != nullptr) * int64_t(kTree);
+  const int64_t how =
+      wanted.draft * int64_t(kDraft) | (wanted.parents != nullptr) * int64_t(kTree) | wanted.mutual * int64_t(kMutual);
   const std::vector<Run> parts{{slot, {p.plan.data(), p.rows, 0, p.rows, wanted.offset, how}}};
   if (wanted.parents) std::copy_n(wanted.parents, n, parts[0].rows.line(kParents));
   cache.at(slot).text.plan(parts[0].rows, slot);
-  for (int i = wanted.last ? p.rows - 1 : 0; i < p.rows && !wanted.unscored; ++i) p.heads.push_back(i);
+  for (int i = wanted.last ? p.rows - wanted.last : 0; i < p.rows && !wanted.unscored; ++i) p.heads.push_back(i);
   const Gates& at = cache.model.gates;
   p.gates = at.whole();
   if (wanted.gates) std::copy_n(wanted.gates, size_t(at.count), p.gates.get());
   if (wanted.inputs && !wanted.fused) std::swap(p.gates[at.embed], p.gates[at.load]);
+  if (wanted.bare) std::fill_n(p.gates.get(), 2 * at.layers, false);
   if (wanted.unscored) p.gates[at.lm] = false;
   if (wanted.hidden || wanted.auxiliary) p.gates[at.hidden] = true;
   if (wanted.auxiliary && at.auxiliary >= 0) p.gates[at.auxiliary] = true;

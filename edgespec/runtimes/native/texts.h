@@ -170,7 +170,9 @@ struct TextRows {
   bool draft = false;                // nothing is kept: the next pass overwrites it
   const bool* gates = nullptr;       // null: the whole model
   int columns = 0;                   // of the LM head, the first ones; 0: all
-  bool last = false;                 // only the last row reaches the LM head
+  int last = 0;                      // only this many rows, the last ones, reach the LM head; 0: all
+  bool mutual = false;               // every row sees all others
+  bool bare = false;                 // no layer runs: of fused inputs, which write keys and values
   int top = 0;                       // 0: all logits
   bool hidden = false;               // gives hidden states of all rows
   bool auxiliary = false;            // and auxiliary ones, in the columns after them

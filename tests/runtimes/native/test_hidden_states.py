@@ -15,6 +15,7 @@ from edgespec.decoding.policy import Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.drafters.ngram import NGram
+from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.bundle import Bundle as BundleFolder
@@ -22,13 +23,14 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from tests.conftest import TARGET
 from tests.support.c_sessions import Bundle, Refused, RoundFound, Session, settings_of
+from tests.support.dflash import write_dflash
 from tests.support.mtp import write_mtp
 
 pytestmark = pytest.mark.usefixtures("native")
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(0.9, seed=5, acceptance="coupled")
 SETTINGS = (GREEDY, SAMPLED, replace(SAMPLED, acceptance="rejection", seed=-3),
             SamplingParams(0.7, top_k=20, repetition_penalty=1.2, seed=8, verification="block"))  # fmt: skip
-MODELS = {"eagle": "eagle", "qwen3_tied": "mtp", "qwen3_5_delta": "mtp"}  # source: kind
+MODELS = {"eagle": "eagle", "qwen3_tied": "mtp", "qwen3_5_delta": "mtp", "dflash": "dflash"}  # source: kind
 
 
 class Both:
@@ -62,8 +64,13 @@ class Both:
 @pytest.fixture(scope="module", params=MODELS)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     folder, kind = tmp_path_factory.mktemp("drafter"), MODELS[request.param]
-    source = TARGET if kind == "eagle" else str(write_mtp(folder / "model", request.param, agrees=True))
-    options = ExportOptions(source, folder / "bundle", [kind], "int4", threads=1, operators="native")
+    source, drafter = TARGET, None
+    if kind != "eagle":
+        model = write_mtp(folder / "model", "qwen3_tied" if kind == "dflash" else request.param, agrees=True)
+        source = str(model)
+        if kind == "dflash":
+            drafter = str(write_dflash(folder / "drafter", open_model(model, None), agrees=True))
+    options = ExportOptions(source, folder / "bundle", [kind], "int4", threads=1, operators="native", drafter=drafter)
     export_model(options, golden=False)
     made = Both(options.output, kind)
     yield made
