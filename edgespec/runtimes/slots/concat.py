@@ -53,11 +53,17 @@ class Cached:
     past: str  # its input
     present: str  # its output
     shape: tuple[int | None, ...]  # None = the tokens of the text; without one it is a state
+    kind: str = FLOAT  # its type; a state may be integers, such as a count of tokens
 
     @property
     def grows(self) -> bool:
         """Whether it has rows for the tokens of the text."""
         return None in self.shape
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """Return its numpy type."""
+        return np.float32 if self.kind == FLOAT else np.int64
 
     def shaped(self, rows: int) -> tuple[int, ...]:
         """Return its shape for a text of ``rows`` tokens."""
@@ -146,18 +152,24 @@ def _by_layer(ports: Sequence[Port], pattern: re.Pattern[str]) -> dict[tuple[int
 
 def _cached(past: Port, present: Port) -> Cached:
     """Describe a cache or a state by its two ports."""
+    shape, other = _sizes(past), _sizes(present)
     for port in (past, present):
-        if port.kind != FLOAT:
+        if port.kind != FLOAT and (port.kind != INTEGER or None in shape):
             raise ValueError(f"{port.name} is {port.kind}; expected {FLOAT}: export it in float32")
-    sizes = past.shape
-    shape = tuple(1 if not at else size if isinstance(size, int) else None for at, size in enumerate(sizes))
-    other = tuple(1 if not at else size if isinstance(size, int) else None for at, size in enumerate(present.shape))
-    if len(shape) < 2 or shape.count(None) > 1 or shape != other:
+    if shape.count(None) > (len(shape) > 1) or shape != other or past.kind != present.kind:
         raise ValueError(
             f"{past.name} is {_described(past)}, and {present.name} {_described(present)}; expected the same "
             "sizes, and one for the tokens at most"
         )
-    return Cached(past.name, present.name, shape)
+    return Cached(past.name, present.name, shape, past.kind)
+
+
+def _sizes(port: Port) -> tuple[int | None, ...]:
+    """Return the sizes of a port for one text; None = as long as the text."""
+    batch = len(port.shape) > 1
+    return tuple(
+        1 if batch and not at else size if isinstance(size, int) else None for at, size in enumerate(port.shape)
+    )
 
 
 def _described(port: Port) -> str:
@@ -283,7 +295,7 @@ class ConcatSlot(Slot):
         self._trim()
         held, rows = self._held, len(self.tokens)
         self._halves = [
-            {one.past: np.zeros(one.elements(need), np.float32) for one in self._ports.cache} for _ in range(2)
+            {one.past: np.zeros(one.elements(need), one.dtype) for one in self._ports.cache} for _ in range(2)
         ]
         self._load({past: bound.array for past, bound in held.items()}, rows)
         self._ones, self._positions = np.ones(need, np.int64), np.arange(need)
@@ -305,17 +317,17 @@ class ConcatSlot(Slot):
 
     def state(self) -> NDArray[np.uint8]:
         self._trim()
-        states = [self._held[one.past].array.ravel() for one in self._ports.cache if not one.grows]
-        return np.concatenate(states).view(np.uint8) if states else super().state()
+        states = [self._held[one.past].array.ravel().view(np.uint8) for one in self._ports.cache if not one.grows]
+        return np.concatenate(states) if states else super().state()
 
     def put_state(self, state: NDArray[np.uint8]) -> bool:
         states = [self._held[one.past].array for one in self._ports.cache if not one.grows]
         if len(state) != sum(one.nbytes for one in states):
             return False
-        values = np.frombuffer(state.tobytes(), np.float32)
+        values = state.tobytes()
         for array in states:
-            array[...] = values[: array.size].reshape(array.shape)
-            values = values[array.size :]
+            array[...] = np.frombuffer(values[: array.nbytes], array.dtype).reshape(array.shape)
+            values = values[array.nbytes :]
         return True
 
     def copy_prefix_from(self, other: Slot, length: int) -> int:
@@ -325,7 +337,8 @@ class ConcatSlot(Slot):
 
     def snapshot(self) -> dict[str, Rows]:
         count = len(self.tokens)
-        return {one.past: one.first(self._held[one.past].array, count)[0].copy() for one in self._ports.cache}
+        views = {one.past: one.first(self._held[one.past].array, count) for one in self._ports.cache}
+        return {past: (view[0] if view.ndim > 1 else view).copy() for past, view in views.items()}
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 

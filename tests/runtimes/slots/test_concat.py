@@ -317,7 +317,7 @@ WIDTH, SIZE = 4, 11
 
 @pytest.fixture(scope="module")
 def recurrent(tmp_path_factory: pytest.TempPathFactory) -> tuple[ConcatSlot, Rows, Rows]:
-    """Give a slot over a graph of single rows, with a state and a cache, and its two matrices."""
+    """Give a slot over a graph of single rows, with a state, a cache and a count, and its two matrices."""
     random, folder = np.random.default_rng(2), tmp_path_factory.mktemp("recurrent")
     embedding, head = (random.standard_normal(shape, np.float32) for shape in ((SIZE, WIDTH), (WIDTH, SIZE)))
 
@@ -336,7 +336,10 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> tuple[ConcatSlot, Row
         helper.make_node("Concat", ["past.1", "wide"], ["present.1"], axis=2),
         helper.make_node("ReduceSum", ["present.1", "tokens"], ["total"], keepdims=0),  # [1, 1, width]
         helper.make_node("Add", ["total", "present.0"], ["seen"]),
-        helper.make_node("MatMul", ["seen", "head"], ["logits"]),
+        helper.make_node("MatMul", ["seen", "head"], ["scores"]),
+        helper.make_node("Add", ["past.2", "one"], ["present.2"]),
+        helper.make_node("Cast", ["present.2"], ["count"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["scores", "count"], ["logits"]),
     ]
     graph = helper.make_graph(
         nodes,
@@ -345,13 +348,16 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> tuple[ConcatSlot, Row
             value("input_ids", TensorProto.INT64, 1, 1),
             value("past.0", TensorProto.FLOAT, 1, WIDTH),
             value("past.1", TensorProto.FLOAT, 1, 1, "p", WIDTH),
+            value("past.2", TensorProto.INT64),  # how many tokens there were
         ],
         [
             value("logits", TensorProto.FLOAT, 1, 1, SIZE),
             value("present.0", TensorProto.FLOAT, 1, WIDTH),
             value("present.1", TensorProto.FLOAT, 1, 1, "t", WIDTH),
+            value("present.2", TensorProto.INT64),
         ],
         [
+            constant("one", np.array(1)),
             constant("embedding", embedding),
             constant("head", head),
             constant("flat", np.array([1, WIDTH])),
@@ -373,9 +379,9 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> tuple[ConcatSlot, Row
 def expected_logits(text: Sequence[int], embedding: Rows, head: Rows) -> Rows:
     """Compute the logits after every token of a text."""
     state, total, found = np.zeros(WIDTH, np.float32), np.zeros(WIDTH, np.float32), []
-    for token in text:
+    for count, token in enumerate(text, 1):
         state, total = state / 2 + embedding[token], total + embedding[token]
-        found.append((state + total) @ head)
+        found.append((state + total) @ head + count)
     return np.array(found)
 
 
