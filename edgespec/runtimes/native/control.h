@@ -106,6 +106,7 @@ class Control {
   // Begins a text; reproducible: it uses counts and the given costs, never the clock, and leaves no trace.
   void begin(bool reproducible);
   int64_t most() const { return most_; }  // guesses of a round
+  const DrafterFacts& facts() const { return facts_; }
 
   // How deep a costly drafter is to guess, 0: not at all; a cheap one is asked in any case.  rows [budget + 1]: of the
   // pass over a proposal that is cut at each depth.  required: tokens per plain step that it must be predicted to give.

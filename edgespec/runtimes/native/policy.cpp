@@ -44,7 +44,7 @@ std::vector<Ask> Adaptive::choose(int64_t budget) {
     const int64_t length = controls_[i]->choose(rows[i], required, limit_);
     if (!length) continue;
     asks.push_back({drafters_[i], length, {}, false});
-    if (drafters_[i]->facts().stops)
+    if (controls_[i]->facts().stops)
       asks.back().least_gain = [control = controls_[i]](int64_t depth) { return control->least_gain(depth); };
   }
   return asks;
@@ -52,7 +52,7 @@ std::vector<Ask> Adaptive::choose(int64_t budget) {
 
 void Adaptive::review(const Ask& ask, Proposal& proposal, const std::vector<int64_t>& text, double) {
   Control* control = of(ask.drafter);
-  if (control && ask.drafter->facts().cheap)
+  if (control && control->facts().cheap)
     proposal.cut(control->cut(proposal.tokens, proposal.bucket, text, ask.most), {});
 }
 
