@@ -1,4 +1,4 @@
-"""What docs/models.md says of decoders that go through transformers, and the table that it counts."""
+"""Check what docs/models.md says of decoders that go through transformers against the table that it counts."""
 
 from __future__ import annotations
 
