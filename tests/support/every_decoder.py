@@ -114,6 +114,16 @@ OWN: dict[str, dict[str, Any]] = {
     "rwkv": {"attention_hidden_size": 64},
     "opt": {"word_embed_proj_dim": 64},
     "persimmon": {"num_key_value_heads": 4},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 512,
+        "indexer_compress_ratio": 4,
+        "hc_lowrank": 8,
+    },
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "zaya": {"num_experts_per_tok": 1},
 }
 """Settings of single types."""
 
