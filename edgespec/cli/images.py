@@ -59,7 +59,7 @@ def require_sight(engine: Engine, kind: str = "image") -> None:
         InvalidRequest: it does not.
     """
     target = engine.bundle.manifest.target
-    if (target.image if kind == "image" else target.sound) is None:
+    if (target.image if kind == "image" else target.hearing) is None:
         if kind == "audio":
             hint = "export a decoder with an audio encoder, such as Qwen3-ASR; to transcribe, leave --chat out"
             raise InvalidRequest("this bundle answers no questions about a recording", hint)

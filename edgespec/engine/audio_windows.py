@@ -57,7 +57,7 @@ def cut(pieces: Iterable[Samples], most: int = WINDOW_SAMPLES) -> Iterator[Sampl
 class WindowedTranscription:
     """A running transcription: iterate for segments as they come; ``transcript`` has those that came.
 
-    It needs a usable engine of a model with ``ModelPart.sound``, and the output of ``audio.reading.pieces``.  It uses
+    It needs a usable engine of a model with ``ModelPart.hearing``, and the output of ``audio.reading.pieces``.  It uses
     the requested language, prompt and first temperature; only Whisper uses the other settings.
 
     Raises:
@@ -73,7 +73,7 @@ class WindowedTranscription:
         on_text: Callable[[str], None] | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
-        part = engine.bundle.manifest.target.sound
+        part = engine.bundle.manifest.target.hearing
         assert part is not None
         self._part: SoundPart = part
         self._engine, self._windows, self._asked = engine, cut(pieces), asked

@@ -22,7 +22,7 @@ class CaptionReader(SpanReader):
     A caption's last row comes right before the first code, for any length: codes have the same positions.
     """
 
-    kind = "caption"
+    kinds = ("caption",)
     refusal = "this model draws from captions: it reads no images and no recordings"
 
     def __init__(self, bundle: Bundle, threads: int | None, rows: EmbeddingSpanCache, part: CaptionPart) -> None:

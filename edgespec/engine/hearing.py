@@ -43,7 +43,7 @@ def transcription(
 ) -> Transcription | WindowedTranscription:
     """Begin a transcription; see ``Engine.transcription``."""
     check_cancel(cancel)
-    if engine.bundle.manifest.target.sound is not None:
+    if engine.bundle.manifest.target.hearing is not None:
         return WindowedTranscription(engine.usable, pieces(sound, rate), asked, settings, on_text, cancel)
     listener = EngineTranscriber(engine.usable, settings, cancel or threading.Event())
     features = listener.features(pieces(sound, rate))
@@ -58,7 +58,7 @@ def windows(engine: LoadedBundle, sound: Sound) -> list[Features | list[int]]:
     Raises:
         InvalidRequest: not a speech model, or no sound.
     """
-    if engine.bundle.manifest.target.sound is not None:
+    if engine.bundle.manifest.target.hearing is not None:
         return list(WindowedTranscription(engine.usable, pieces(sound), TranscriptionSettings(), Settings()).prompts())
     listener = EngineTranscriber(engine.usable, Settings(), threading.Event())
     features, size = listener.features(pieces(sound)), listener.frames

@@ -19,7 +19,8 @@ from edgespec.engine.spans import Rows, SpanReader
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planning.budget import prompt_limit
 from edgespec.runtimes.files.bundle import Bundle, sha256
-from edgespec.runtimes.files.images import ImagePart
+from edgespec.runtimes.files.images import ImagePart, ImageWords
+from edgespec.runtimes.files.manifest import Sense
 from edgespec.runtimes.files.prompts import Damaged, PromptFolder, room_for, root_of, touch, trim
 from edgespec.runtimes.files.sound import SoundPart
 from edgespec.runtimes.images.prompt import apart, expanded
@@ -58,7 +59,7 @@ def is_parts(prompt: Any) -> TypeGuard[Sequence[str | Image | Audio]]:
 
 
 class MediaReader(SpanReader):
-    """Reader of the images, or of the recordings, of a bundle's prompts.
+    """Reader of the images, and of the recordings, of a bundle's prompts.
 
     Args:
         bundle, threads, rows, name: see ``SpanReader``.
@@ -76,68 +77,83 @@ class MediaReader(SpanReader):
         name: str = "target",
     ) -> None:
         super().__init__(bundle, threads, rows, name)
-        part = self._model.sense
-        assert part is not None
-        self.part: ImagePart | SoundPart = part
+        files, first = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}, 0
+        self.makers: dict[str, SpanMaker] = {}  # by the type of parts
+        for sense in self._model.senses:
+            sides = [[files.get(one.weights), one.high_alone] for one in sense.front]
+            facts = [sense.part.model_dump(mode="json", exclude={"proof"}), sides]
+            facts_digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+            self.makers[sense.kind] = MAKERS[sense.kind](self, sense, first, facts_digest)
+            first += len(sense.front)
+        self.kinds = tuple(self.makers)
         self._left = left
         self._of_draft: MediaReader | None = None  # reader of the draft, which encodes the same images
         self._limit = prompt_limit() if keep else 0
-        files = {name: entry.sha256 for name, entry in bundle.manifest.files.items()}
-        sides = [[files.get(one.weights), one.high_alone] for one in self._model.front]
-        facts = [part.model_dump(mode="json", exclude={"proof"}), sides]
-        self._facts = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        self._folders: dict[str | None, PromptFolder | None] = {}
+        self._folders: dict[tuple[str, str | None], PromptFolder | None] = {}
         draft = bundle.manifest.draft if name == "target" else None
-        self._keeps = draft is not None and draft.sense is not None  # images and recordings, which the draft also reads
+        self._keeps = draft is not None and bool(draft.senses)  # images and recordings, which the draft also reads
 
     def prompt(self, codec: TextCodec, parts: Sequence[str | Image | Audio]) -> MultimodalTokens:
-        written = self.part.prompt_template.written or self.part.prompt_template.placeholder
-        text = "".join(part if isinstance(part, str) else written for part in parts)
+        text = "".join(part if isinstance(part, str) else self._maker(part).written for part in parts)
         return self._encoded(codec, text, [part for part in parts if not isinstance(part, str)], True)
 
     def chat(
         self, codec: TextCodec, messages: Sequence[Any], tools: Sequence[Any] | None, **how: Any
     ) -> MultimodalTokens:
-        plain, held = apart(messages, self.kind)
-        written = codec.render_chat(plain, tools, also=self.part.prompt_template.placeholder, **how)
-        images = [self.of(one) for one in held]
-        texts = self._texts(images)
-        written = written.changed(lambda text: expanded(text, self.part.prompt_template, texts))
+        plain, held = apart(messages, self.kinds)
+        also = [maker.words.placeholder for maker in self.makers.values()]
+        written = codec.render_chat(plain, tools, also=also, **how)
+        images = [self.of(*one) for one in held]
+        written = written.changed(lambda text: self._expanded(text, images))
         return self.place(codec.encode_chat(written), images)
 
     def ask(self, codec: TextCodec, around: tuple[str, str], part: Image | Audio) -> MultimodalTokens:
-        text = (self.part.prompt_template.written or self.part.prompt_template.placeholder).join(around)
-        return self._encoded(codec, text, [part], False, keep=False)
+        return self._encoded(codec, self._maker(part).written.join(around), [part], False, keep=False)
 
     def _encoded(
         self, codec: TextCodec, text: str, images: Sequence[Any], special: bool, keep: bool = True
     ) -> MultimodalTokens:
-        text = expanded(text, self.part.prompt_template, self._texts(images))
-        return self.place(codec.encode(text, special=special), images, keep=keep)
+        return self.place(codec.encode(self._expanded(text, images), special=special), images, keep=keep)
 
-    def _texts(self, images: Sequence[Any]) -> list[str]:
-        """List the placeholders of images or recordings in a text."""
-        if other := {image.kind for image in images} - {self.kind}:
-            raise InvalidRequest(f"got {KINDS[other.pop()]}, and this model reads text and {self.kind} alone")
-        return [image.text(self.part) for image in images]
+    def _expanded(self, text: str, images: Sequence[Any]) -> str:
+        """Put the placeholders of images and recordings into a text."""
+        given: dict[str, list[str]] = {kind: [] for kind in self.makers}
+        for image in images:
+            given[image.kind].append(image.text(self._maker(image).part))
+        for kind, texts in given.items():
+            text = expanded(text, self.makers[kind].words, texts)
+        return text
+
+    def _maker(self, image: Image | Audio) -> SpanMaker:
+        if image.kind not in self.makers:
+            read = " and ".join(self.makers)
+            raise InvalidRequest(f"got {KINDS[image.kind]}, and this model reads text and {read} alone")
+        return self.makers[image.kind]
 
     def place(
         self, tokens: Sequence[int], images: Sequence[Image | Audio], owner: str | None = None, keep: bool = True
     ) -> MultimodalTokens:
         start = time.perf_counter()
         made = [self.rows_of(image, owner, keep) for image in images]
-        own, found = [token for one in made for token in one.tokens], list(tokens)
-        at = [number for number, token in enumerate(found) if token == self.part.prompt_template.id]
-        if len(at) != len(own):
-            raise InvalidRequest(
-                f"a text with {len(at)} places for the {len(own)} rows of {len(images)} parts of type {self.kind}",
-                f"leave {self.part.prompt_template.token!r} out of what you write",
-            )
-        for number, token in zip(at, own, strict=True):
-            found[number] = token
+        found = list(tokens)
+        for kind, maker in self.makers.items():
+            here = [one for one, image in zip(made, images, strict=True) if image.kind == kind]
+            own = [token for one in here for token in one.tokens]
+            at = [number for number, token in enumerate(found) if token == maker.words.id]
+            if len(at) != len(own):
+                raise InvalidRequest(
+                    f"a text with {len(at)} places for the {len(own)} rows of {len(here)} parts of type {kind}",
+                    f"leave {maker.words.token!r} out of what you write",
+                )
+            for number, token in zip(at, own, strict=True):
+                found[number] = token
         if found and found[-1] >= INSERTED:
-            raise InvalidRequest(f"the prompt ends with {KINDS[self.kind]}", "add a question after it")
+            last = images[-1].kind
+            raise InvalidRequest(f"the prompt ends with {KINDS[last]}", "add a question after it")
         return MultimodalTokens(found, made, self.rows, 1000 * (time.perf_counter() - start))
+
+    def of(self, kind: str, given: Any) -> Image | Audio:
+        return self.makers[kind].of(given)
 
     def draft_rows(self, name: str) -> EmbeddingSpanCache:
         if self._of_draft is None:
@@ -149,19 +165,20 @@ class MediaReader(SpanReader):
     def made_for(self, item: EmbeddingSpan) -> EmbeddingSpan:
         """Make this model's embeddings of a span in the target's text."""
         with self._lock:
-            return self._made(item.source, item.digest)
+            return self._maker(item.source).make(item.source, item.digest)
 
     # -- from images to rows -------------------------------------------------------------------------------------------
 
     def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> EmbeddingSpan:
-        digest = hashlib.sha256(f"{self._facts} {owner}".encode() + image.digest).digest()
+        maker = self._maker(image)
+        digest = hashlib.sha256(f"{maker.facts} {owner}".encode() + image.digest).digest()
         with self._lock:
-            known = self.rows.known(digest) or self._read(digest, owner)
+            known = self.rows.known(digest) or self._read(maker, digest, owner)
             if known is None:
                 start = time.perf_counter()
-                known = self._made(image, digest)
+                known = maker.make(image, digest)
                 if keep and time.perf_counter() - start >= WORTH:
-                    self._write(known, owner)
+                    self._write(maker, known, owner)
                 if (left := self._left()) is not None and left < 0:
                     self.close()
             if self._keeps:
@@ -171,28 +188,24 @@ class MediaReader(SpanReader):
             self.rows.let_go([known])
         return known
 
-    def _made(self, image: Any, digest: bytes) -> EmbeddingSpan:
-        """Run towers and projectors over an image or a recording."""
-        raise NotImplementedError
-
     # -- on the disk ---------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _origin(self) -> dict[str, str]:
-        """Origin of rows on the disk."""
+    def _library(self) -> str:
         library = native_library().path
-        made = "" if library is None else sha256(library)
-        return {"images": self._facts, "edgespec": __version__, "library": made}
+        return "" if library is None else sha256(library)
 
-    def _folder(self, owner: str | None) -> PromptFolder | None:
-        if owner not in self._folders:
-            root = root_of(self._origin, owner) if self._limit else None
-            self._folders[owner] = None if root is None else PromptFolder(root)
-        return self._folders[owner]
+    def _folder(self, maker: SpanMaker, owner: str | None) -> PromptFolder | None:
+        key = maker.facts, owner
+        if key not in self._folders:
+            origin = {"images": maker.facts, "edgespec": __version__, "library": self._library}
+            root = root_of(origin, owner) if self._limit else None
+            self._folders[key] = None if root is None else PromptFolder(root)
+        return self._folders[key]
 
-    def _read(self, digest: bytes, owner: str | None) -> EmbeddingSpan | None:
+    def _read(self, maker: SpanMaker, digest: bytes, owner: str | None) -> EmbeddingSpan | None:
         """Read the stored rows of an image; None = missing or damaged."""
-        folder = self._folder(owner)
+        folder = self._folder(maker, owner)
         if folder is None:
             return None
         path = folder.path / f"{digest.hex()}.rows"
@@ -203,8 +216,8 @@ class MediaReader(SpanReader):
         touch([path])
         return found
 
-    def _write(self, made: EmbeddingSpan, owner: str | None) -> None:
-        folder = self._folder(owner)
+    def _write(self, maker: SpanMaker, made: EmbeddingSpan, owner: str | None) -> None:
+        folder = self._folder(maker, owner)
         if folder is None:
             return
         data = _packed(made)
@@ -213,8 +226,8 @@ class MediaReader(SpanReader):
             if data.nbytes > most // 2:
                 return
             trim(most, data.nbytes)
-            target, path = self._model, self._bundle.path
-            folder.make(path / (target.tower or target).weights, {"bundle": str(path.resolve())})
+            path = self._bundle.path
+            folder.make(path / (maker.front or [self._model])[0].weights, {"bundle": str(path.resolve())})
             folder.write(f"{made.digest.hex()}.rows", [], data)
 
     def close(self) -> None:
@@ -223,10 +236,47 @@ class MediaReader(SpanReader):
             self._of_draft.close()
 
 
-class ImageReader(MediaReader):
-    """Reader of images."""
+class SpanMaker:
+    """Makes the embedding spans of one type of parts.
 
-    kind = "image"
+    Args:
+        reader: runs the encoders.
+        sense: how they are made.
+        first: the number of the tower among the reader's encoders.
+        facts: identity of the encoders.
+    """
+
+    def __init__(self, reader: SpanReader, sense: Sense, first: int, facts: str) -> None:
+        self.part: Any = sense.part
+        self.front, self.facts = sense.front, facts
+        self._reader, self._first = reader, first
+
+    @property
+    def words(self) -> ImageWords:
+        """How a part is written down."""
+        words: ImageWords = self.part.prompt_template
+        return words
+
+    @property
+    def written(self) -> str:
+        """Text that represents a part where there is no template."""
+        return self.words.written or self.words.placeholder
+
+    def of(self, given: Any) -> Any:
+        """Return the content of a part of a message."""
+        raise NotImplementedError
+
+    def make(self, given: Any, digest: bytes) -> EmbeddingSpan:
+        """Run tower and projectors over an image or a recording."""
+        raise NotImplementedError
+
+    def _encode(self, encoder: int, rows: Rows, inside: NDArray[np.int64] | None = None) -> Rows:
+        return self._reader.encode(self._first + encoder, rows, inside)
+
+
+class ImageMaker(SpanMaker):
+    """Makes the spans of images."""
+
     part: ImagePart
     _places: Rows | None = None  # the tower's learnt positions
 
@@ -235,14 +285,13 @@ class ImageReader(MediaReader):
 
         return Image.of(given)
 
-    def _made(self, image: Image, digest: bytes) -> EmbeddingSpan:
+    def make(self, image: Image, digest: bytes) -> EmbeddingSpan:
         from edgespec.runtimes.images.processing import merged_grid, piece_rows, read_places
 
-        target, part = self._model, self.part
+        part = self.part
         if self._places is None:
-            self._places = read_places(self._bundle.path, part)
-        assert target.tower is not None
-        most = target.tower.facts.context
+            self._places = read_places(self._reader.folder, part)
+        most = self.front[0].facts.context
         parts: list[Rows] = []
         grids: list[NDArray[np.int64]] = []
         for piece in image.processed(part).pieces:
@@ -260,10 +309,9 @@ class ImageReader(MediaReader):
         return EmbeddingSpan(digest, np.concatenate(parts), tuple(map(len, parts)), grid)
 
 
-class AudioReader(MediaReader):
-    """Reader of recordings."""
+class AudioMaker(SpanMaker):
+    """Makes the spans of recordings."""
 
-    kind = "audio"
     part: SoundPart
 
     def of(self, given: Any) -> Audio:
@@ -271,11 +319,14 @@ class AudioReader(MediaReader):
 
         return Audio.of(given)
 
-    def _made(self, audio: Audio, digest: bytes) -> EmbeddingSpan:
+    def make(self, audio: Audio, digest: bytes) -> EmbeddingSpan:
         from edgespec.runtimes.audio.processing import sound_features, sound_rows
 
         rows = sound_rows(sound_features(audio.samples, self.part.front), self.part, self._encode)
         return EmbeddingSpan(digest, rows, (len(rows),))
+
+
+MAKERS: dict[str, type[SpanMaker]] = {"image": ImageMaker, "audio": AudioMaker}
 
 
 def _packed(made: EmbeddingSpan) -> NDArray[np.uint8]:  # [bytes]

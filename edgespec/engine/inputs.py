@@ -16,7 +16,7 @@ from edgespec.decoding.text import INSERTED
 from edgespec.engine.captions import CaptionReader
 from edgespec.engine.encoders import no_encoder
 from edgespec.engine.encoding import Encoding, Source
-from edgespec.engine.images import AudioReader, ImageReader, has_images, is_parts
+from edgespec.engine.images import MediaReader, has_images, is_parts
 from edgespec.engine.input import Input
 from edgespec.engine.spans import SpanReader
 from edgespec.errors import InvalidRequest
@@ -43,14 +43,14 @@ class Inputs:
     """Inputs of a decoder that reads only text.
 
     Attributes:
-        kind: of the parts of messages that it may read in addition to text, ``image`` or ``audio``.
+        kinds: of the parts of messages that it may read in addition to text, ``image`` and ``audio``.
         sourced: whether passes also read the output of an encoder: texts with the same tokens need not be the same.
         sources: how texts for the encoder become tokens; None = without an encoder, or it reads features.
         nbytes: bytes of encoders and of their outputs that decoders attend over.
         encoder: the model itself, if it is an encoder.
     """
 
-    kind: str = "image"
+    kinds: tuple[str, ...] = ("image",)
     sourced: ClassVar[bool] = False
     sources: SourceTexts | None = None
     nbytes = 0
@@ -135,9 +135,9 @@ class Inputs:
 
     def prepare_draft(self, name: str, model: Model) -> None:
         """Set up a draft for the texts of the target."""
-        sense = self._manifest.target.sense
-        if sense is not None and sense.prompt_template.id < model.facts.vocab:
-            model.inserted.instead = sense.prompt_template.id
+        senses = self._manifest.target.senses
+        if senses and (word := senses[0].part.prompt_template.id) < model.facts.vocab:
+            model.inserted.instead = word
 
     def close(self) -> None:
         """Free the encoders and their outputs."""
@@ -176,7 +176,7 @@ class SpanInputs(Inputs):
 
     def __init__(self, bundle: Bundle, codec: TextCodec, reader: SpanReader, shared: bool) -> None:
         super().__init__(bundle, codec)
-        self._reader, self._shared, self.kind = reader, shared, reader.kind
+        self._reader, self._shared, self.kinds = reader, shared, reader.kinds
 
     def shared(self) -> Inputs:
         return SpanInputs(self._bundle, self.codec, self._reader, True)
@@ -187,7 +187,7 @@ class SpanInputs(Inputs):
 
     def prepare_draft(self, name: str, model: Model) -> None:
         super().prepare_draft(name, model)
-        if model.part.sense is not None and "inserted" in model.given:
+        if model.part.senses and "inserted" in model.given:
             model.inserted = self._reader.draft_rows(name)
 
     def close(self) -> None:
@@ -284,9 +284,8 @@ def open_inputs(
         return SourceInputs(bundle, codec, Encoding(bundle, threads))
     if rows is None:
         return Inputs(bundle, codec)
-    if manifest.target.sense is not None:
-        kind = ImageReader if manifest.target.image is not None else AudioReader
-        return SpanInputs(bundle, codec, kind(bundle, threads, rows, keep, left), False)
+    if manifest.target.senses:
+        return SpanInputs(bundle, codec, MediaReader(bundle, threads, rows, keep, left), False)
     if draws and draws.caption:
         return SpanInputs(bundle, codec, CaptionReader(bundle, threads, rows, draws.caption), False)
     return Inputs(bundle, codec)

@@ -40,12 +40,12 @@ def save_session(
     engine: LoadedBundle, file: Path, tokens: Sequence[int], messages: Sequence[Message], adapter: int = 0
 ) -> None:
     """See ``Engine.save_session``."""
-    messages, held = apart(messages, engine.inputs.kind)
+    messages, held = apart(messages, engine.inputs.kinds)
     if not held and max(tokens, default=0) >= INSERTED:
         what = "images or recordings"
         raise InvalidRequest(f"a text with {what} is saved as a conversation", "give the messages that have them")
     with engine.inputs.ids(tokens):
-        shown = [engine.inputs.reader.of(one) for one in held]
+        shown = sorted((engine.inputs.reader.of(*one) for one in held), key=lambda one: one.kind != "image")
         _save(engine, file, list(tokens)[: engine.context], messages, shown, adapter)
 
 
@@ -108,8 +108,10 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     target, draft, manifest = saved.header.target, saved.header.draft, engine.bundle.manifest
     adapter = _adapter(file, target, engine)
     _require(file, target, engine.model, manifest, engine.context)
-    held = [engine.inputs.reader.of(one) for one in saved.held]
-    for one in held:
+    count = len(saved.header.pictures)
+    shown = {"image": saved.held[:count], "audio": saved.held[count:]}
+    held = {kind: [engine.inputs.reader.of(kind, one) for one in some] for kind, some in shown.items()}
+    for one in (*held["image"], *held["audio"]):
         engine.inputs.reader.rows_of(one)
     _admit(engine, target.tokens)
     with engine.lock, engine.inputs.ids(target.tokens):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -38,7 +39,7 @@ class SpanReader:
         name: whose encoders, ``target`` or ``draft``.
     """
 
-    kind: ClassVar[str] = ""  # of the parts of messages that it reads
+    kinds: tuple[str, ...] = ()  # of the parts of messages that it reads
     refusal: ClassVar[str] = "this model reads text alone"
 
     def __init__(self, bundle: Bundle, threads: int | None, rows: EmbeddingSpanCache, name: str = "target") -> None:
@@ -77,13 +78,18 @@ class SpanReader:
         """
         raise InvalidRequest(self.refusal)
 
-    def of(self, given: Any) -> Image | Audio:
-        """Return the content of a part of a message."""
+    def of(self, kind: str, given: Any) -> Image | Audio:
+        """Return the content of a part of a message, whose type is ``kind``."""
         raise InvalidRequest(self.refusal)
 
     def rows_of(self, image: Image | Audio, owner: str | None = None, keep: bool = True) -> EmbeddingSpan:
         """Make the rows of an image or a recording, unless memory or the disk has them."""
         raise InvalidRequest(self.refusal)
+
+    @property
+    def folder(self) -> Path:
+        """The bundle's folder."""
+        return self._bundle.path
 
     def find(self, tokens: Sequence[int]) -> Input:
         """Find the spans that token ids name; an ``InvalidRequest``: one does not exist any more."""
@@ -95,7 +101,7 @@ class SpanReader:
         """Return the storage of a draft's own rows for the spans of the target's texts."""
         raise InvalidRequest(self.refusal)
 
-    def _encode(self, encoder: int, rows: Rows, inside: NDArray[np.int64] | None = None) -> Rows:
+    def encode(self, encoder: int, rows: Rows, inside: NDArray[np.int64] | None = None) -> Rows:
         """Run one of ``ModelPart.front``, the tower first; rows are padded with zeros to its width."""
         found = self._encoder(encoder)
         if (lacking := found.columns - rows.shape[1]) > 0:

@@ -50,12 +50,12 @@ def texts_bytes(encoder: ModelPart, use: RunOptions) -> tuple[int, str]:
     return held + (2 * 4 + 8) * rows * encoder.facts.hidden, f"one layer of {TEXTS} texts, and rows"
 
 
-def heard_bytes(sound: SoundPart, part: ModelPart, rows: int) -> int:
+def heard_bytes(sound: SoundPart, convolutions: list[ModelPart], rows: int) -> int:
     """Bytes of the inputs of an audio encoder and of its convolutions, and of the latter's outputs.
 
     A row is stored in an array, in the buffer of the pass, in its scratch, and in the form that is multiplied.
     """
-    convolutions, front = part.convolutions or [], sound.front
+    front = sound.front
     if isinstance(front, WhisperFrontend):
         return READ * rows * 3 * front.features.columns
     found = READ * rows * front.halved(front.bands) * convolutions[-1].facts.hidden

@@ -30,7 +30,7 @@ from edgespec.planning.buffers import (
 from edgespec.planning.weights import looked_up, matrix_bytes, needs, stock_weights, streamed_bytes, weight_parts
 from edgespec.runtimes.audio.features import HOP, WINDOW_SAMPLES
 from edgespec.runtimes.files.kv import memory_format
-from edgespec.runtimes.files.manifest import Manifest, ModelPart
+from edgespec.runtimes.files.manifest import ImagePart, Manifest, ModelPart, SoundPart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.encoder import encoder_attention
@@ -247,7 +247,10 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
     if part.source is not None:
         found += source_parts(manifest, part, use, draft)
     if part.tower is not None and native:
-        found += tower_parts(manifest, part, part.tower, use)
+        if not part.senses:  # captions
+            found += sense_parts(manifest, part, None, part.front, use)
+        for number, sense in enumerate(part.senses):
+            found += sense_parts(manifest, part, sense.part, sense.front, use, "audio " if number else "")
     return [replace(one, name=f"{lead}{one.name}") for one in found]
 
 
@@ -273,26 +276,34 @@ def source_parts(manifest: Manifest, part: ModelPart, use: RunOptions, draft: bo
     ]
 
 
-def tower_parts(manifest: Manifest, part: ModelPart, tower: ModelPart, use: RunOptions) -> list[MemoryPart]:
+def sense_parts(
+    manifest: Manifest,
+    part: ModelPart,
+    how: ImagePart | SoundPart | None,
+    sides: list[ModelPart],
+    use: RunOptions,
+    lead: str = "",
+) -> list[MemoryPart]:
     """List the memory of images or sound: an encoder and its projectors, a pass over one piece, and rows of one each.
 
     A recording is planned for as long as a transcript's windows are, 30 s.
     """
-    sides, rows = part.front, tower.facts.context
+    tower, image = sides[0], how if isinstance(how, ImagePart) else None
+    rows, sound = tower.facts.context, how if isinstance(how, SoundPart) else None
     graphs = sum(manifest.files[one.graphs[NATIVE].file].size for one in sides)
     working = native_scratch(tower, replace(use, context=rows), rows)
     working += working_bytes(tower, encoder_attention(tower), rows)
-    if part.sound is not None:
-        working += heard_bytes(part.sound, part, rows)
-    columns, name = part.facts.hidden * (1 + (len(part.image.deepstack_layers) if part.image else 0)), "images"
-    most = part.image.max_rows if part.image else 0
-    if part.sound is not None:
-        most, name = min(part.sound.max_rows, part.sound.front.rows(WINDOW_SAMPLES // HOP)), "recordings"
+    columns, name = part.facts.hidden * (1 + (len(image.deepstack_layers) if image else 0)), "images"
+    most = image.max_rows if image else 0
+    if sound is not None:
+        convolutions = sides[-getattr(sound.front, "convolutions", 0) or len(sides) :]
+        working += heard_bytes(sound, convolutions, rows)
+        most, name = min(sound.max_rows, sound.front.rows(WINDOW_SAMPLES // HOP)), "recordings"
     weights = sum(manifest.files[one.weights].size for one in sides)
     note = f"{tower.format}, and its projectors, mapped, as far as they are used"
     return [
-        MemoryPart("tower", file=weights, note=note),
-        MemoryPart("tower sessions", len(sides) * SESSION + int(SESSION_GRAPH * graphs)),
-        MemoryPart("tower scratch", working, note=f"of a pass over {rows} rows"),
+        MemoryPart(f"{lead}tower", file=weights, note=note),
+        MemoryPart(f"{lead}tower sessions", len(sides) * SESSION + int(SESSION_GRAPH * graphs)),
+        MemoryPart(f"{lead}tower scratch", working, note=f"of a pass over {rows} rows"),
         MemoryPart(name, use.batch * 4 * most * columns, note=f"{use.batch} x {most} rows of {columns}"),
     ]

@@ -99,7 +99,7 @@ class Model:
             calls=calls,
             text=text,
             most=most,
-            sense=manifest.target.sense,
+            senses=tuple(sense.part for sense in manifest.target.senses),
             pictures=pictures,
             codes=manifest.codes,
             embedding=manifest.embedding,

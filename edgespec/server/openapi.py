@@ -50,7 +50,7 @@ def describe(models: Sequence[ModelInfo], limits: Limits, keys: bool) -> Shape:
         f"A body has at most {limits.body} bytes and {MOST_LEVELS} levels, prompts x n are at most {MOST_TEXTS} texts, "
         f"a grammar or a schema at most {MOST_GRAMMAR} characters, token ids are below {vocab}."
     )
-    senses = [type(known.sense) for known in models if known.sense]
+    senses = [type(sense) for known in models for sense in known.senses]
     if set(senses) - {SoundPart}:
         bounds += f" A request has at most {MOST_PICTURES} pictures of {MOST_PIXELS} pixels in all."
     if SoundPart in senses:

@@ -36,7 +36,7 @@ MOST_PIXELS = 1 << 25  # of them all: 100 MB
 MOST_WAITING, MOST_OF_ONE = 8, 6  # requests whose pictures wait for a model; of one client
 MOST_SECONDS = 30 * 60  # of all recordings of a request: 115 MB
 Given = NDArray[Any]  # a picture, uint8 [h, w, 3], or a recording, float32 [n]
-PARTS = ("image_url", "input_audio")
+PARTS = {"image": "image_url", "audio": "input_audio"}  # what requests call parts that templates call so
 DATA = "send it as a data URL: data:image/png;base64,..."
 
 
@@ -70,31 +70,39 @@ def as_parts(content: Any) -> list[Any]:
 
 def has_pictures(content: Any) -> bool:
     """Whether the content of a message has such a part, or a recording."""
-    return isinstance(content, list) and any(_is(one, *PARTS) for one in content)
+    return isinstance(content, list) and any(_is(one, *PARTS.values()) for one in content)
 
 
 @dataclass(frozen=True)
 class VisionConfig:
     """Configuration of a model's vision or audio encoder."""
 
-    sense: ImagePart | SoundPart  # as in the manifest
+    senses: tuple[ImagePart | SoundPart, ...]  # as in the manifest, one of a kind
     folder: str = ""  # whose pictures requests may name; empty = none
 
     @property
-    def kind(self) -> str:
-        """The type of parts that a template writes down."""
-        return "image" if isinstance(self.sense, ImagePart) else "audio"
+    def kinds(self) -> tuple[str, ...]:
+        """The types of parts that a template writes down."""
+        return tuple("image" if isinstance(sense, ImagePart) else "audio" for sense in self.senses)
+
+    @property
+    def placeholders(self) -> list[str]:
+        """Texts that a template writes for them."""
+        return [sense.prompt_template.placeholder for sense in self.senses]
 
     def opener(self) -> Opener:
         """Begin a request."""
-        return Opener(self.folder, "image_url" if self.kind == "image" else "input_audio")
+        return Opener(self.folder, tuple(PARTS[kind] for kind in self.kinds))
 
     def written(self, text: str, given: Sequence[Given]) -> str:
-        """Put what stands for pictures, uint8 [h, w, 3], or recordings, float32 [n], into a text; as ``expanded``."""
-        sense = self.sense
-        if isinstance(sense, ImagePart):
-            return expanded(text, sense.prompt_template, [process(one, sense).text for one in given])
-        return expanded(text, sense.prompt_template, [Audio(one).text(sense) for one in given])
+        """Put what stands for pictures, uint8 [h, w, 3], and recordings, float32 [n], into a text; as ``expanded``."""
+        for sense in self.senses:
+            if isinstance(sense, ImagePart):
+                texts = [process(one, sense).text for one in given if one.ndim > 1]
+            else:
+                texts = [Audio(one).text(sense) for one in given if one.ndim == 1]
+            text = expanded(text, sense.prompt_template, texts)
+        return text
 
 
 @dataclass
@@ -102,7 +110,7 @@ class Opener:
     """Opens the pictures, or recordings, of one request."""
 
     folder: str = ""  # whose files may be named; empty = none
-    kind: str = "image_url"  # of parts that the model reads, one of ``PARTS``
+    kinds: tuple[str, ...] = ("image_url",)  # of parts that the model reads, values of ``PARTS``
     _count: int = 0
     _left: int = MOST_PIXELS
     _seconds: float = MOST_SECONDS
@@ -120,12 +128,12 @@ class Opener:
             kind = one.get("type") if isinstance(one, dict) else None
             if kind in TEXTS and isinstance(text := one.get("text") or "", str):
                 made.append({"type": "text", "text": text})
-            elif kind == self.kind == "image_url":
+            elif kind == "image_url" in self.kinds:
                 made.append({"type": "image", "image": self._opened(one.get("image_url"))})
-            elif kind == self.kind:
+            elif kind == "input_audio" in self.kinds:
                 made.append({"type": "audio", "audio": self._heard(one.get("input_audio"))})
             else:
-                raise InvalidRequest(f"a part of type {str(kind)[:80]!r}: expected text and {self.kind}")
+                raise InvalidRequest(f"a part of type {str(kind)[:80]!r}: expected text and {' and '.join(self.kinds)}")
         return made
 
     def _heard(self, given: Any) -> Samples:

@@ -71,7 +71,7 @@ class ModelInfo:
         calls: notation of tool calls; None = that of the chat template.
         text: prefix and suffix tokens of an encoder-decoder's source texts.
         most: maximum tokens of a source.
-        sense: vision or audio encoder; None = it reads only text.
+        senses: vision and audio encoders; empty = it reads only text.
         pictures: folder whose pictures requests may name; empty = none.
         codes: codec that decodes its tokens to pictures or sound; None = it generates text.
         embedding: how it embeds or scores texts; None = by nothing but its pooling.
@@ -88,7 +88,7 @@ class ModelInfo:
     calls: str | None = None
     text: TextForm | None = None
     most: int = 0
-    sense: ImagePart | SoundPart | None = None
+    senses: tuple[ImagePart | SoundPart, ...] = ()
     pictures: str = ""
     codes: CodesPart | None = None
     embedding: EmbeddingPart | None = None
@@ -192,7 +192,7 @@ class ModelTokens:
         self.sources: SourceTexts | None = None
         if known.text is not None:
             self.sources = SourceTexts(Path(known.bundle), known.text, self.codec)
-        self.sight = None if known.sense is None else VisionConfig(known.sense, known.pictures)
+        self.sight = VisionConfig(known.senses, known.pictures) if known.senses else None
         self.tried: dict[Grammar, None] = {}  # grammars that can be followed
 
     @cached_property

@@ -78,10 +78,10 @@ def write_chat(asked: ChatRequest, codec: TextCodec, sight: VisionConfig | None 
     Raises:
         InvalidRequest: see ``plan_chat``.
     """
-    messages, pictures = apart(said(asked, codec, sight), sight.kind if sight else "image")
-    place, goes_on = sight.sense.prompt_template.placeholder if sight else "", asked.continued
+    messages, pictures = apart(said(asked, codec, sight), sight.kinds if sight else ("image",))
+    places, goes_on = sight.placeholders if sight else [], asked.continued
     how = {"nulls": True, "options": _options(asked), "generation_prompt": not goes_on, "continue_final": goes_on}
-    return codec.render_chat(messages, asked.offered, also=place, **how), pictures
+    return codec.render_chat(messages, asked.offered, also=places, **how), [one.content for one in pictures]
 
 
 def _options(asked: ChatRequest) -> dict[str, Any]:

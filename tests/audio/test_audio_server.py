@@ -55,6 +55,32 @@ def test_every_form_of_a_transcript_is_the_engines(client: openai.OpenAI, digits
 
 @pytest.mark.filterwarnings("ignore:deprecated")
 @pytest.mark.usefixtures("native")
+def test_a_chat_has_pictures_and_recordings(tmp_path: Path) -> None:
+    source, folder = hearing.write_case(tmp_path / "source", "gemma4"), tmp_path / "bundle"
+    export_model(ExportOptions(str(source), folder, format="int8", threads=1, quick=True), golden=False)
+    png = Path(__file__).parents[1] / "data" / "print" / "line.png"
+    with load(folder, threads=1) as engine:
+        parts = [{"type": "image", "image": png}, {"type": "audio", "audio": TALK}, {"type": "text", "text": "what"}]
+        answer = engine.chat([{"role": "user", "content": parts}], max_new_tokens=16, temperature=0.0).text
+    running = start(folder, "--name", "both")
+    encoded = [base64.b64encode(file.read_bytes()).decode() for file in (png, TALK)]
+    said: list[Any] = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded[0]}"}},
+        {"type": "input_audio", "input_audio": {"data": encoded[1], "format": "wav"}},
+        {"type": "text", "text": "what"},
+    ]
+    try:
+        with running.openai() as client:
+            create: Any = partial(client.chat.completions.create, model="both", temperature=0, max_tokens=16)
+            assert create(messages=[{"role": "user", "content": said}]).choices[0].message.content == answer
+            streamed = create(messages=[{"role": "user", "content": said}], stream=True)
+            assert "".join(one.choices[0].delta.content or "" for one in streamed if one.choices) == answer
+    finally:
+        stop(running)
+
+
+@pytest.mark.filterwarnings("ignore:deprecated")
+@pytest.mark.usefixtures("native")
 def test_a_decoder_that_hears_answers_as_its_engine_does(tmp_path: Path) -> None:
     source = hearing.write_case(tmp_path / "source", "qwen3_asr")
     folder, base64_of = tmp_path / "bundle", base64.b64encode(TALK.read_bytes()).decode()

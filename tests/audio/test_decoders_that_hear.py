@@ -27,7 +27,7 @@ from edgespec.runtimes.audio.reading import RATE, pieces
 from edgespec.runtimes.audio.spoken import pcm, wav_header
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.options import RunOptions
-from tests.support import hearing
+from tests.support import hearing, sight
 
 pytestmark = pytest.mark.usefixtures("native")
 Parts = list[Any]
@@ -66,7 +66,9 @@ def test_texts_behind_recordings_are_those_of_transformers(tmp_path: Path, name:
         assert [both[0].tokens, both[2].tokens] == [wanted["greedy"].tolist()] * 2
 
 
-@pytest.mark.parametrize("name, form", [("qwen3_asr", "int8"), ("qwen3_asr", "int4"), ("voxtral", "int8")])
+@pytest.mark.parametrize(
+    "name, form", [("qwen3_asr", "int8"), ("qwen3_asr", "int4"), ("voxtral", "int8"), ("gemma4", "int8")]
+)
 def test_every_method_writes_what_plain_decoding_writes(tmp_path: Path, name: str, form: Format) -> None:
     folder = export(tmp_path, name, form, ("self-spec", "swift", "speculative"), trials=2)
     first, second, third = map(Audio, hearing.recordings())
@@ -74,7 +76,7 @@ def test_every_method_writes_what_plain_decoding_writes(tmp_path: Path, name: st
     with load(folder, threads=1) as engine:
         draft = engine.bundle.manifest.draft
         assert draft is not None
-        assert draft.sound is not None
+        assert draft.hearing is not None
         how: dict[str, Any] = {"max_new_tokens": 32, "ignore_eos": True, "fallback": False}
         expected = [engine.generate(one, method="ar", **how).tokens for one in asked]
         for method in ("ngram", "self-spec", "swift", "speculative"):
@@ -82,6 +84,39 @@ def test_every_method_writes_what_plain_decoding_writes(tmp_path: Path, name: st
             assert [one.tokens for one in made] == expected, method
             assert [one.stats.dropped_reason for one in made] == [None, None]
             assert [one.tokens for one in engine.generate_batch(asked, method=method, batch=2, **how)] == expected
+
+
+def test_pictures_and_recordings_share_a_prompt(tmp_path: Path) -> None:
+    folder = export(tmp_path, "gemma4", "int8", ("speculative",))
+    (first, second, _), (picture, other, *_) = map(Audio, hearing.recordings()), map(Image.of, sight.pictures())
+    asked: list[Parts] = [["a ", picture, " and ", second, " is ", other, first, " it"], [first, " is ", picture, "?"]]
+    how: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "fallback": False}
+    parts = [{"type": "audio", "audio": second}, {"type": "image", "image": picture}, {"type": "text", "text": "what"}]
+    with load(folder, threads=1) as engine:
+        target = engine.bundle.manifest.target
+        assert [sense.kind for sense in target.senses] == ["image", "audio"]
+        words = {sense.kind: sense.part.prompt_template.id for sense in target.senses}
+        counts = [sum(len(span.rows) for span in engine.encode(one).spans) for one in asked]
+        assert [sum(token >= INSERTED for token in engine.encode(one)) for one in asked] == counts
+        expected = [engine.generate(one, method="ar", **how).tokens for one in asked]
+        for method in ("ngram", "speculative"):
+            assert [engine.generate(one, method=method, **how).tokens for one in asked] == expected, method
+        assert [one.tokens for one in engine.generate_batch(asked, batch=2, **how)] == expected
+        chat = engine.conversation()
+        chat.ask(parts, max_new_tokens=3)
+        chat.save(tmp_path / "a.session")
+        wanted = chat.ask("is it", max_new_tokens=3)
+        for broken in ("<|audio|>", "<|image|>"):
+            with pytest.raises(InvalidRequest, match="for 1 parts"):
+                engine.generate([broken, first, " ", picture, " b"])
+        assert words == {"image": 96, "audio": hearing.SOUND}
+    with load(folder, threads=1, prompt_cache=False) as engine:
+        again = engine.conversation(engine.restore_session(tmp_path / "a.session")).ask("is it", max_new_tokens=3)
+        assert again.tokens == wanted.tokens
+        assert again.stats.reused_tokens > 9
+        memory = memory_of(engine.bundle.manifest, RunOptions(operators="native"))
+    assert memory.part("audio tower").file > 0 < memory.part("tower").file
+    assert memory.part("recordings").private == 4 * 64 * 750
 
 
 def test_a_draft_with_towers_of_its_own_hears_what_a_draft_of_text_does_not(tmp_path: Path) -> None:
@@ -160,7 +195,7 @@ def test_what_is_heard_once_costs_nothing_again(tmp_path: Path, monkeypatch: pyt
         assert not list(tmp_path.rglob("*.rows"))
         made = engine.generate(said("a ", Audio(first), " is"), **how)
         assert len(list(tmp_path.rglob("*.rows"))) == 1
-    monkeypatch.setattr(module.AudioReader, "_made", None)  # nothing may be computed again
+    monkeypatch.setattr(module.AudioMaker, "make", None)  # nothing may be computed again
     with load(folder, threads=1) as engine:
         assert engine.generate(said("a ", Audio(first.copy()), " is"), **how).tokens == made.tokens
         other = first.copy()

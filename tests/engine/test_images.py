@@ -20,7 +20,7 @@ from edgespec.decoding.settings import Settings
 from edgespec.decoding.text import INSERTED
 from edgespec.engine import images as module
 from edgespec.engine.engine import Engine
-from edgespec.engine.images import ImageReader
+from edgespec.engine.images import MAKERS, ImageMaker
 from edgespec.engine.input import MultimodalTokens
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
@@ -52,13 +52,13 @@ METHODS = ["speculative", "self-spec", "swift", "ngram", "medusa", "paradecode",
 LINES = "ROMEO: But soft, what light through yonder window breaks? It is the east, and Juliet is the sun.\nJULIET: "
 
 
-class Words(ImageReader):
+class Words(ImageMaker):
     """Makes rows of the words that pixels name."""
 
     made = 0
     engine: Engine
 
-    def _made(self, image: Image, digest: bytes) -> EmbeddingSpan:
+    def make(self, image: Image, digest: bytes) -> EmbeddingSpan:
         Words.made += 1
         pixels = image.pixels.astype(np.int64).reshape(-1, 3)
         slot = self.engine.open_slot()
@@ -93,9 +93,9 @@ def open_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         target = bundle.manifest.target.model_copy(update={"image": PART})
         bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"target": target}))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("edgespec.engine.inputs.ImageReader", Words)
+            patch.setitem(MAKERS, "image", Words)
             engine = Engine(bundle, LoadOptions(threads=1, **how))
-        engine.inputs.reader.engine = engine  # type: ignore[attr-defined]
+        engine.inputs.reader.makers["image"].engine = engine  # type: ignore[attr-defined]
         made.append(engine)
         return engine
 

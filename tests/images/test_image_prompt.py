@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.images import ImageWords
-from edgespec.runtimes.images.prompt import apart, expanded
+from edgespec.runtimes.images.prompt import apart, expanded, seeing
 
 WORDS = ImageWords(placeholder="<image>", token="<image>", id=4)
 
@@ -21,13 +21,23 @@ def test_pictures_leave_messages_in_order() -> None:
         {"role": "user", "content": ({"type": "image", "image": b"2", "detail": "low"},)},
     ]
     made, held = apart(said)
-    assert held == [b"1", b"2"]
+    assert held == [("image", b"1"), ("image", b"2")]
     assert [message["content"] for message in made] == [
         "Short.", [{"type": "image"}, {"type": "text", "text": "and"}], None, [{"type": "image", "detail": "low"}]
     ]  # fmt: skip
     assert said[1]["content"][0] == {"type": "image", "image": b"1"}
     with pytest.raises(InvalidRequest, match="holds no picture"):
         apart([{"role": "user", "content": [{"type": "image"}]}])
+
+
+def test_pictures_and_recordings_go_back_where_they_were() -> None:
+    content = [{"type": "audio", "audio": b"1"}, {"type": "image", "image": b"2"}, {"type": "audio", "audio": b"3"}]
+    said: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    made, held = apart(said, ("image", "audio"))
+    assert held == [("audio", b"1"), ("image", b"2"), ("audio", b"3")]
+    assert seeing(made, {"image": [b"2"], "audio": [b"1", b"3"]}) == said
+    with pytest.raises(InvalidRequest, match="got a picture, and this model reads text and audio alone"):
+        apart(said, ("audio",))
 
 
 def test_what_stands_for_pictures_may_hold_the_placeholder_itself() -> None:

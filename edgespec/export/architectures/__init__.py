@@ -25,7 +25,7 @@ from edgespec.export.architectures.encoders import ENCODERS
 from edgespec.export.architectures.janus import generating_half
 from edgespec.export.architectures.llamagen import LlamaGen as LlamaGen
 from edgespec.export.architectures.refused import REFUSED, modalities, refuse_encoder, refuse_senses
-from edgespec.export.architectures.sights import HEARINGS, READ, SOUND_LEFT_OUT, open_hearing, open_sight
+from edgespec.export.architectures.sights import BOTH, HEARINGS, READ, open_hearing, open_sight
 from edgespec.export.source.source import Checkpoint, ConfigOnly, renamed, with_usual_prefix, without_prefix
 from edgespec.extensions import ARCHITECTURES as GROUP
 
@@ -63,7 +63,7 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
     config = whole
     what, text = modalities(config, source.index), config.get("text_config")
     kind_of = describe(config) if what and not text_only else ""
-    read = READ.get(what, SOUND_LEFT_OUT if what == " and ".join(READ) else ())
+    read = READ.get(what, BOTH if what == " and ".join(READ) else ())
     if kind_of not in ("", *read):
         raise refuse_senses(source.path, what, text_kind(config), READ)
     if (reads := encoder_kind(config)) is not None or describe(config) not in ARCHITECTURES:
@@ -82,11 +82,11 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         check_tensors(side, source)
     if kind_of:
         opened.config = whole
+        if kind_of in BOTH:  # token ids are named even where there is no tower
+            what = " and ".join(sense for sense, key in CONFIGS.items() if whole.get(key))
         if "images" in what:
             made.sight = open_sight(kind_of, opened, made)
-            if what != "images":
-                made.source.notes.append("text and images: the model itself also reads sound, the bundle does not")
-        else:
+        if "sound" in what:
             made.hearing = open_hearing(kind_of, opened, made)
         return made
     made.text_half_of = what
@@ -94,6 +94,9 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
         made.source.notes.append(f"the text half alone: the model itself reads {what}, the bundle does not")
     return made
 
+
+CONFIGS = {"images": "vision_config", "sound": "audio_config"}
+"""Parts of a configuration that describe towers."""
 
 ENCODER_NAMES = {"new": "gte"}
 """Types of encoders by what their authors call them."""

@@ -307,7 +307,7 @@ class Architecture(Decoder):
         number = layer - sum(other < layer for other in self.facts.convolutions)
         cap = self.settings.number(self.score_cap, 0.0) if self.score_cap else 0.0
         window = self.window(layer)
-        after = window - 1 if window and self.both_ways else 0
+        after = window - 1 if window and self.both_ways else None
         rule = AttentionRule(number, self.score_scale, self.rotary(layer), window, cap, after=after)
         if self.head_norms is None:
             return rule

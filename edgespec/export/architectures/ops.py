@@ -15,6 +15,7 @@ from edgespec.export.architectures.rules import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    DepthwiseRule,
     ExpertsRule,
     LayerEmbedding,
     Linear,
@@ -126,6 +127,10 @@ class Ops:
         """Convolve causally, over the tokens before a row: x [1, T, 3 * hidden] = b, c, v -> c * conv(b * v)."""
         return self.add("convolution", "short convolutions", x=x, rule=rule)
 
+    def depthwise(self, x: Value, rule: DepthwiseRule) -> Value:
+        """Convolve each channel over a row and the rows before it, in an encoder: x [1, T, width], like the result."""
+        return self.add("depthwise", "depthwise convolutions", x=x, rule=rule)
+
     def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:
         """Run a gated delta rule (linear attention), or a state space, over the tokens before a row.
 
@@ -180,9 +185,9 @@ class Ops:
         With ``norm`` the stream itself is normed first, x = norm(x).  Layers with norms after their residuals use it:
         each sub-layer has the norm of the one before it, and the head has the last one.
 
-        The body ends in a matrix, or in the norm of a matrix product.  It may use earlier values.  An
-        attention whose keys and values others read, and the sub-layer of a layer's own embedding, are left out only
-        with the whole layer.
+        The body ends in a matrix, or in the norm of a matrix product; in an encoder also in a clamp.  It may use
+        earlier values.  An attention whose keys and values others read, and the sub-layer of a layer's own embedding,
+        are left out only with the whole layer.
 
         ``scale`` is a tensor of one number, for a body that ends in a norm.
         """

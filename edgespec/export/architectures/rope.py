@@ -50,6 +50,10 @@ class Rotary:
         """Cosines and sines of the first positions, [positions, dims / 2] each, of a model used up to ``context``."""
         if self.parameters["rope_type"] == "grid":
             return _grid(self.parameters, self.dims, positions)
+        if self.parameters["rope_type"] == "cyclic":  # pair i turns i times in ``period`` positions
+            turns = np.arange(positions)[:, None] * np.arange(self.dims // 2) % self.parameters["period"]
+            angles = 2 * np.pi / self.parameters["period"] * turns
+            return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         # float32 angles, as transformers computes them: parity at long positions depends on the same rounding
         steps, times = inverse_frequencies(self.parameters, self.dims, context)
         angles = np.arange(positions, dtype=np.float32)[:, None] * steps.astype(np.float32)

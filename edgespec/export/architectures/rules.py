@@ -70,7 +70,7 @@ class AttentionRule:
         scale: of the scores, before anything else.
         rotary: which of the architecture's rotary tables; None = this layer has no positions.
         window: positions a row sees, itself and those before it; 0 = all.
-        after: with a window, positions after its own that a row of an encoder sees.
+        after: with a window, positions after its own that a row of an encoder sees; None = all.
         cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
         q_norm, k_norm: norms of each head of q and k, before rotation.
         late_norms: norms after rotation instead.
@@ -93,7 +93,7 @@ class AttentionRule:
     dim: int = 0
     gives: bool = False
     relative: RelativeRule | None = None
-    after: int = 0
+    after: int | None = None
     sinks: str | None = None
 
 
@@ -105,6 +105,14 @@ class ConvolutionRule:
     taps: str  # a vector [length * hidden], the taps of the oldest token first
     bias: str | None  # [hidden]
     length: int  # tokens that it sees, the row's own among them
+
+
+@dataclass(frozen=True)
+class DepthwiseRule:
+    """A convolution of each channel over a row of an encoder and the rows before it."""
+
+    taps: str  # a vector [length * width], the taps of the oldest row first
+    length: int  # rows that it sees, the row itself among them
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from edgespec.export.architectures.rules import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    DepthwiseRule,
     ExpertsRule,
     LayerEmbedding,
     Linear,
@@ -38,6 +39,7 @@ class Shapes(Pass[int]):
         RelativeRule: "table distance both_ways",
         MemoryRule: "layer scale",
         ConvolutionRule: "layer taps bias length",
+        DepthwiseRule: "taps length",
         DeltaRule: "layer taps bias rate norm skip taps_bias times eps",
         LayerEmbedding: "table layer layers width scale",
         ExpertsRule: "router gate up down normed scale always sigmoid bias router_bias gate_bias up_bias "
@@ -116,6 +118,10 @@ class Shapes(Pass[int]):
         self._vectors(rule.length * self.facts.hidden, rule.taps)
         self._vectors(self.facts.hidden, rule.bias)
         return self.facts.hidden
+
+    def depthwise(self, x: int, rule: DepthwiseRule) -> int:
+        self._vectors(rule.length * x, rule.taps)
+        return x
 
     def delta(self, x: int, z: int, a: int, b: int, rule: DeltaRule) -> int:
         assert self.facts.delta is not None

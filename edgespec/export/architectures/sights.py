@@ -9,6 +9,7 @@ from pathlib import Path
 from edgespec.errors import ExportError, UnsupportedModel, first_line
 from edgespec.export.architectures import (
     gemma3_vl,
+    gemma4_audio,
     gemma4_vl,
     idefics3,
     internvl,
@@ -46,13 +47,14 @@ SIGHTS: dict[str, Callable[[VisionCheckpoint], VisionEncoderSpec]] = {
     "qwen3_5_moe": qwen_vl.open_sight,
 }
 HEARINGS: dict[str, Callable[[MultimodalCheckpoint], AudioEncoderSpec]] = {
+    "gemma4": gemma4_audio.open_hearing,
     "qwen3_asr": qwen3_asr.open_hearing,
     "voxtral": voxtral.open_hearing,
 }
 READ: dict[str, Iterable[str]] = {"images": SIGHTS, "sound": HEARINGS}
 """Inputs other than text, and the types of models for each."""
-SOUND_LEFT_OUT = ("gemma4",)
-"""Models of images and sound whose images are read."""
+BOTH = ("gemma4",)
+"""Models of images and sound."""
 FEATURES = {"sampling_rate": RATE, "hop_length": HOP, "n_fft": WINDOW}
 """Kinds of features; there is one."""
 
@@ -117,7 +119,7 @@ def open_hearing(kind: str, source: Checkpoint, text: Architecture) -> AudioEnco
     """
     file = source.path / "preprocessor_config.json"
     given = read_object(file, "download it again") if file.is_file() else {}
-    for key, wanted in FEATURES.items():
+    for key, wanted in FEATURES.items() if kind not in BOTH else ():
         if (got := given.get(key, wanted)) != wanted:
             raise UnsupportedModel(f"{file}: {key} {got!r}: expected {wanted}, as Whisper's features have")
     try:

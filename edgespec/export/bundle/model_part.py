@@ -12,6 +12,7 @@ from typing import Any
 from edgespec.drafters.registry import searching
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.architectures.base import AudioEncoderSpec, VisionEncoderSpec
 from edgespec.export.architectures.sights import limit_images
 from edgespec.export.drafters.heads import HeadPlan
 from edgespec.export.emit.pieces import min_length
@@ -22,6 +23,7 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import FILE, FOUR_BITS, LEARNT, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import (
+    AudioPart,
     BytesPerWeight,
     DecoderPart,
     FinalNorm,
@@ -35,10 +37,11 @@ from edgespec.runtimes.files.manifest import (
     SourcePart,
 )
 from edgespec.runtimes.files.operators import WantedOperators
-from edgespec.runtimes.files.sound import reads_alike
+from edgespec.runtimes.files.sound import read_alike
 
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
 ENCODER, TOWER, PROJECTOR, CONVOLUTION = "encoder", "tower", "projector", "convolution"  # names of files
+AUDIO = "audio_"  # what those of sound begin with in a model that also reads images
 INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
 FINAL_NORM, CONFIDENCE, MASKED = "final_norm.bin", "confidence.bin", "masked.bin"
@@ -96,21 +99,20 @@ def open_draft(
         image_rows: maximum rows of an image; None = the model's own maximum.
         opener: ``open_model``, or ``open_described``.
     """
-    if target is not None and modality_spec(target) is not None:
+    if target is not None and modality_specs(target):
         with suppress(UnsupportedModel):
             arch = opener(path, None)
             if arch.sight is not None:
                 limit_images(arch, image_rows)
-            if reads_alike(modality_spec(target), modality_spec(arch)):
+            if read_alike(modality_specs(target), modality_specs(arch)):
                 return arch
     return opener(path, None, text_only=True)
 
 
-def modality_spec(arch: Architecture) -> ImagePart | SoundPart | None:
-    """Return how images or sounds become embeddings of a model; None = it reads only text."""
-    if arch.sight is not None:
-        return arch.sight.image
-    return arch.hearing.sound if arch.hearing else None
+def modality_specs(arch: Architecture) -> list[ImagePart | SoundPart]:
+    """Return how images and sounds become embeddings of a model; empty if it reads only text."""
+    found = arch.sight and arch.sight.image, arch.hearing and arch.hearing.sound
+    return [one for one in found if one is not None]
 
 
 def open_described(path: Path, context: int | None, text_only: bool = False) -> Architecture:
@@ -265,14 +267,17 @@ def model_part(
 
 def front_of(arch: Architecture) -> dict[str, Architecture]:
     """Name the files of what makes rows of images or sound: a tower, projectors, convolutions."""
-    if (found := arch.sight or arch.hearing) is None:
-        return {}
-    convolutions = arch.hearing.convolutions if arch.hearing else []
-    return {
-        TOWER: found.tower,
-        **{numbered(PROJECTOR, at): one for at, one in enumerate(found.projectors)},
-        **{numbered(CONVOLUTION, at): one for at, one in enumerate(convolutions)},
-    }
+    found: dict[str, Architecture] = {}
+    sides: list[VisionEncoderSpec | AudioEncoderSpec | None] = [arch.sight, arch.hearing]
+    for side in sides:
+        if side is None:
+            continue
+        lead = AUDIO if found else ""
+        convolutions = [] if isinstance(side, VisionEncoderSpec) else side.convolutions
+        found[f"{lead}{TOWER}"] = side.tower
+        found |= {numbered(f"{lead}{PROJECTOR}", at): one for at, one in enumerate(side.projectors)}
+        found |= {numbered(f"{lead}{CONVOLUTION}", at): one for at, one in enumerate(convolutions)}
+    return found
 
 
 def taps_of(arch: Architecture, name: str) -> tuple[int, ...]:
@@ -294,12 +299,24 @@ def _front(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
     if image is not None and image.position_embedding is not None:
         places = image.position_embedding.model_copy(update={"file": f"{spec.prefix}{image.position_embedding.file}"})
         image = image.model_copy(update={"position_embedding": places})
+    sound = arch.hearing.sound if arch.hearing else None
+    audio = None
+    if image is not None and sound is not None:
+        audio = AudioPart(sound=sound, **_sides(parts, AUDIO))
     return {
         "image": image,
-        "sound": arch.hearing.sound if arch.hearing else None,
-        "tower": parts.pop(TOWER),
-        "projectors": [one for name, one in parts.items() if name.startswith(PROJECTOR)],
-        "convolutions": [one for name, one in parts.items() if name.startswith(CONVOLUTION)] or None,
+        "sound": None if audio else sound,
+        "audio": audio,
+        **_sides(parts),
+    }
+
+
+def _sides(parts: dict[str, ModelPart], lead: str = "") -> dict[str, Any]:
+    """Give tower, projectors and convolutions, as the fields of a part, of what has files whose names begin so."""
+    return {
+        "tower": parts[f"{lead}{TOWER}"],
+        "projectors": [one for name, one in parts.items() if name.startswith(f"{lead}{PROJECTOR}")],
+        "convolutions": [one for name, one in parts.items() if name.startswith(f"{lead}{CONVOLUTION}")] or None,
     }
 
 

@@ -23,6 +23,7 @@ from edgespec.export.architectures.rules import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    DepthwiseRule,
     ExpertsRule,
     LayerEmbedding,
     Linear,
@@ -160,6 +161,11 @@ class NativeOps(Waiting, Pass[Value]):
         self._norm(LazyNorm(self._as_floats(x, self._buffer(x)), norm), out, add=1, scale=scale)
         return out
 
+    def add_rows(self, to: Value, x: Value) -> Value:
+        out, rows = self._as_floats(to, "x"), self._as_floats(x, "given")
+        self.program.step("norm", x=rows.id, k=rows.width, out=out.id, add=1)
+        return out
+
     def add_experts(
         self, to: Value, h: Value, rule: ExpertsRule, activation: Activation, by: Value | None = None
     ) -> Value:
@@ -218,7 +224,7 @@ class NativeOps(Waiting, Pass[Value]):
         out = program.floats("attention", facts.heads * dim)
         near = rule.relative
         by_place = {} if near is None else {"relative": program.vector(near.table), "n": near.size, "at": near.distance}
-        seen = {"window": rule.window or None, "after": rule.after or None}
+        seen = {"window": rule.window or None, "after": rule.after}
         program.step("attend", layer=self._layer(rule), heads=facts.heads, kv=facts.kv_heads, dim=dim, out=out.id,
                      cap=float(rule.cap) or None, sinks=program.vector(rule.sinks), **seen, **by_place)  # fmt: skip
         return out
@@ -229,6 +235,14 @@ class NativeOps(Waiting, Pass[Value]):
         bias = program.vector(rule.bias)
         program.step("convolve", x=floats.id, k=hidden, length=rule.length, layer=rule.layer,
                      w=program.vector(rule.taps), out=out.id, bias=bias)  # fmt: skip
+        return out
+
+    def depthwise(self, x: Value, rule: DepthwiseRule) -> Value:
+        program = self.program
+        floats = self._as_floats(x, "mixed")
+        out = program.floats("convolution", floats.width)
+        program.step("depthwise", x=floats.id, k=floats.width, length=rule.length, w=program.vector(rule.taps),
+                     out=out.id)  # fmt: skip
         return out
 
     def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:

@@ -139,7 +139,9 @@ class Waiting:
             floats = x.x if isinstance(x, LazyNorm) else self._as_floats(x, use)
             others = sum(known == x for known, _ in self._ready)  # in other forms, in buffers of that name
             use = f"{use} {others}" if others else use
-            self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
+            made = self.program.quantize(floats, use, parts[0].weight, norm=norm)
+            # what another value left in this buffer is gone
+            self._ready = {known: acts for known, acts in self._ready.items() if acts != made} | {key: made}
         return self._ready[key]
 
     def _buffer(self, x: Value) -> str:

@@ -21,6 +21,7 @@ from edgespec.export.architectures.rules import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    DepthwiseRule,
     ExpertsRule,
     LayerEmbedding,
     Linear,
@@ -357,6 +358,9 @@ class StockPlan(StoragePlan, Pass[None]):
 
     def convolution(self, x: None, rule: ConvolutionRule) -> None:
         self.store_vectors(rule.taps, rule.bias)
+
+    def depthwise(self, x: None, rule: DepthwiseRule) -> None:
+        self.store_vectors(rule.taps)
 
     def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
         self.store_vectors(*rule.vectors.values())

@@ -30,7 +30,7 @@ def tower_note(sight: VisionEncoderSpec, folder: Path, target: ModelPart, thread
         return None
     image = image.model_copy(update={"deepstack_layers": []})
     piece, places = process(proof_picture(PICTURE).pixels, image).pieces[0], read_places(folder, image)
-    sides, written = (sight.tower, sight.projectors[0]), (tower, target.sides[-len(sight.projectors)])
+    sides, written = (sight.tower, sight.projectors[0]), (tower, (target.projectors or [])[0])
 
     def exact(side: int, rows: Floats, inside: NDArray[np.int64] | None) -> Floats:
         return reference_rows(sides[side], rows, inside if sides[side].rotaries else None)[0]

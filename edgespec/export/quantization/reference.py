@@ -18,6 +18,7 @@ from edgespec.export.architectures.rules import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    DepthwiseRule,
     ExpertsRule,
     LayerEmbedding,
     Linear,
@@ -106,7 +107,7 @@ class NumpyOps(Pass[Array]):
         hidden = np.triu(np.ones((length, length), bool), 1) & (not self.arch.both_ways)
         if rule.window:
             hidden |= np.tril(np.ones((length, length), bool), -rule.window)
-        if rule.after:
+        if rule.after is not None:
             hidden |= np.triu(np.ones((length, length), bool), rule.after + 1)
         biases, sinks = self._biases(rule.relative, length), rule.sinks and self.source.read(rule.sinks)
         out = np.empty_like(q)
@@ -173,6 +174,12 @@ class NumpyOps(Pass[Array]):
         taps = self.source.read(rule.taps).reshape(rule.length, -1)
         y = sum(taps[at] * seen[:, at : at + x.shape[1]] for at in range(rule.length))
         return c * (y if rule.bias is None else y + self.source.read(rule.bias))
+
+    def depthwise(self, x: Array, rule: DepthwiseRule) -> Array:  # [B, T, width]
+        seen = np.pad(x, ((0, 0), (rule.length - 1, 0), (0, 0)))
+        taps = self.source.read(rule.taps).reshape(rule.length, -1)
+        found: Array = sum(taps[at] * seen[:, at : at + x.shape[1]] for at in range(rule.length))
+        return found
 
     def delta(self, x: Array, z: Array, a: Array, b: Array, rule: DeltaRule) -> Array:
         heads = self.arch.facts.delta

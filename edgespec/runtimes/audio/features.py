@@ -57,6 +57,42 @@ def log_mel(pieces: Iterable[Samples], bins: int, least: int = WINDOW_SAMPLES) -
     return mels
 
 
+def log_magnitudes(samples: Samples, bands: int) -> NDArray[np.float32]:
+    """Compute the features of Gemma 4: logarithms of magnitudes in triangular bands of the mel scale.
+
+    Frames are 20 ms long, every 10 ms, under a Hann window; half a frame of silence comes first.  Bands have the
+    height 1 and are even on the scale 2595 log10(1 + f / 700).
+
+    Args:
+        samples: float32 [n], one channel at 16,000 samples per second.
+        bands: how many.
+
+    Returns:
+        float32 [n // 160, bands].
+    """
+    size, points = 320, 512
+    padded = np.pad(samples, (size // 2, size))
+    frames = sliding_window_view(padded, size)[: (len(samples) // HOP) * HOP : HOP]
+    window, filters = np.hanning(size + 1)[:-1].astype(np.float32), _even_filters(bands, points)
+    found = np.empty((len(frames), bands), np.float32)
+    for at in range(0, len(frames), _AT_ONCE):
+        seen = frames[at : at + _AT_ONCE] * window
+        found[at : at + _AT_ONCE] = np.log(np.abs(np.fft.rfft(seen, points)) @ filters + 1e-3)
+    return found
+
+
+@lru_cache(maxsize=2)
+def _even_filters(bands: int, points: int) -> Floats:
+    """Return float64 [points / 2 + 1, bands]: the weight of each frequency in each band; read-only."""
+    edges = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + RATE / 2 / 700), bands + 2) / 2595) - 1)  # Hz
+    heard = np.linspace(0, RATE / 2, points // 2 + 1)[:, None]
+    rising = (heard - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - heard) / (edges[2:] - edges[1:-1])
+    filters: Floats = np.maximum(0.0, np.minimum(rising, falling))
+    filters.flags.writeable = False
+    return filters
+
+
 def _joined(pieces: list[Samples]) -> Samples:  # [n, bins] each -> [all, bins]
     """Join pieces, each of which is freed as soon as it is copied: a long recording is not held twice."""
     whole, end = np.empty((sum(map(len, pieces)), pieces[0].shape[1]), np.float32), 0

@@ -107,7 +107,9 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     Raises:
         BundleError: the model whose weights are too small is named, or weights that the manifest does not list.
     """
-    flat = [one for part in manifest.models for one in part.front[1:]]  # projectors and convolutions have no layers
+    towers = [part.audio.tower for part in manifest.models if part.audio]
+    # projectors and convolutions have no layers
+    flat = [one for part in manifest.models for one in part.front[1:] if not any(one is tower for tower in towers)]
     for part in manifest.models:
         if part.weights not in manifest.files:
             raise BundleError(f"{folder / MANIFEST}: uses {part.weights!r} but does not list it under files")

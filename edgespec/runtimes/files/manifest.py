@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -52,7 +52,7 @@ from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
 from edgespec.runtimes.files.seq2seq_format import TextForm as TextForm
 from edgespec.runtimes.files.seq2seq_format import WritingRules as WritingRules
 from edgespec.runtimes.files.sound import SoundPart as SoundPart
-from edgespec.runtimes.files.sound import reads_alike
+from edgespec.runtimes.files.sound import read_alike
 from edgespec.runtimes.files.speech import SpeechPart
 
 if TYPE_CHECKING:
@@ -143,21 +143,53 @@ def _check_encoder(source: SourcePart | None, encoder: ModelPart | None) -> None
 
 def _check_tower(part: ModelPart) -> None:
     """Check that a tower and projectors give the rows that the decoder reads."""
-    image, sound, projectors, convolutions = part.image, part.sound, part.projectors or [], part.convolutions or []
-    if not any((image, sound, part.tower, projectors, convolutions)):
+    if part.audio is not None:
+        audio = part.audio
+        if part.image is None:
+            raise ValueError("audio: expected images too; a model of sound alone has sound, tower and projectors")
+        _check_side(part, None, audio.sound, audio.tower, audio.projectors, audio.convolutions or [])
+    _check_side(part, part.image, part.sound, part.tower, part.projectors or [], part.convolutions or [])
+
+
+def _check_side(
+    part: ModelPart,
+    image: ImagePart | None,
+    sound: SoundPart | None,
+    tower: ModelPart | None,
+    projectors: list[ModelPart],
+    convolutions: list[ModelPart],
+) -> None:
+    if not any((image, sound, tower, projectors, convolutions)):
         return
     taps, wanted = image.deepstack_layers if image else [], getattr(sound.front, "convolutions", 0) if sound else 0
-    if (image and sound) or part.tower is None or len(projectors) != 1 + len(taps):
+    if (image and sound) or tower is None or len(projectors) != 1 + len(taps):
         raise ValueError("image or sound: expected a tower and a projector beside it, and one for each of its taps")
     if len(convolutions) != wanted:
         raise ValueError(f"convolutions: expected {wanted}")
-    sides = part.tower, *projectors, *convolutions
-    if any("native" not in one.graphs or one.source or one.image or one.sound for one in sides):
+    sides = tower, *projectors, *convolutions
+    if any("native" not in one.graphs or one.source or one.senses for one in sides):
         raise ValueError("tower: expected it and its projectors for native operators, with nothing beside them")
     if lost := [one.facts.hidden for one in projectors if one.facts.hidden != part.facts.hidden]:
         raise ValueError(f"projectors: give rows of {lost[0]}, and the decoder has {part.facts.hidden}")
-    if any(tap > part.tower.facts.layers for tap in taps):
-        raise ValueError(f"image: deepstack_layers: after more than {part.tower.facts.layers} layers")
+    if any(tap > tower.facts.layers for tap in taps):
+        raise ValueError(f"image: deepstack_layers: after more than {tower.facts.layers} layers")
+
+
+class Sense(NamedTuple):
+    """How images, or sounds, become rows of a decoder.
+
+    Attributes:
+        part: the description.
+        front: the models that do it: tower, projectors, convolutions.
+    """
+
+    part: ImagePart | SoundPart
+    front: list[ModelPart]
+
+    @property
+    def kind(self) -> str:
+        """The type of parts of messages that it reads."""
+        return "image" if isinstance(self.part, ImagePart) else "audio"
 
 
 class Graph(Part):
@@ -242,6 +274,7 @@ class ModelPart(Part):
         default=None, description="encoders without layers, which make the decoder's rows of merged ones of the tower"
     )
     convolutions: list[ModelPart] | None = Field(default=None, description="likewise, over features before the tower")
+    audio: AudioPart | None = Field(default=None, description="audio encoder of a target that reads images and sound")
     _high_alone: bool = PrivateAttr(default=False)
 
     @model_validator(mode="after")
@@ -283,12 +316,23 @@ class ModelPart(Part):
     @property
     def front(self) -> list[ModelPart]:
         """Models that turn images or sound into rows: tower, projectors, convolutions; empty for a text model."""
+        return [*self._own_front, *(self.audio.front if self.audio else ())]
+
+    @property
+    def _own_front(self) -> list[ModelPart]:
         return [] if self.tower is None else [self.tower, *(self.projectors or ()), *(self.convolutions or ())]
 
     @property
-    def sense(self) -> ImagePart | SoundPart | None:
-        """How images, or sounds, become rows; None = it reads only text."""
-        return self.image or self.sound
+    def hearing(self) -> SoundPart | None:
+        """How sounds become rows; None = it reads none."""
+        return self.audio.sound if self.audio else self.sound
+
+    @property
+    def senses(self) -> list[Sense]:
+        """How images and sounds become rows; empty for a text model."""
+        own = self.image or self.sound
+        found = [] if own is None else [Sense(own, self._own_front)]
+        return found + ([Sense(self.audio.sound, self.audio.front)] if self.audio else [])
 
     @property
     def planes(self) -> bool:
@@ -404,6 +448,23 @@ class GoldenVector(Part):
     tokens: Tokens
 
 
+class AudioPart(Part):
+    """Audio encoder of a model that also reads images; the fields are those of ``ModelPart``."""
+
+    sound: SoundPart
+    tower: ModelPart
+    projectors: list[ModelPart]
+    convolutions: list[ModelPart] | None = None
+
+    @property
+    def front(self) -> list[ModelPart]:
+        """Tower, projectors, convolutions."""
+        return [self.tower, *self.projectors, *(self.convolutions or ())]
+
+
+ModelPart.model_rebuild()
+
+
 class Manifest(Part):
     """The whole manifest."""
 
@@ -443,7 +504,7 @@ class Manifest(Part):
     @property
     def hears(self) -> bool:
         """Whether it transcribes recordings."""
-        return self.speech is not None or self.target.sound is not None
+        return self.speech is not None or self.target.hearing is not None
 
     @property
     def models(self) -> list[ModelPart]:
@@ -486,8 +547,9 @@ class Manifest(Part):
             raise ValueError("translation: expected a draft without a source")
         if self.codes and (end := self.codes.first + self.codes.size) > facts.vocab:
             raise ValueError(f"codes: up to token {end} of a vocabulary of {facts.vocab}")
-        others = [part.sense for part in (self.draft, self.drafter) if part and part.sense]
-        if not all(reads_alike(self.target.sense, sense) for sense in others):
+        wanted = [sense.part for sense in self.target.senses]
+        others = [[sense.part for sense in part.senses] for part in (self.draft, self.drafter) if part and part.senses]
+        if not all(read_alike(wanted, other) for other in others):
             raise ValueError("draft: expected one that reads text alone, or images and sound as its target does")
         if any(max([0, *(one.prefix_tokens or one.prompt), *one.tokens]) >= facts.vocab for one in self.golden):
             raise ValueError(f"golden: a token outside the vocabulary of {facts.vocab}")

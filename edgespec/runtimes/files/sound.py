@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -61,6 +62,34 @@ class ChunkedFrontend(Part):
         return -(-size >> self.convolutions)
 
 
+class ConformerFrontend(Part):
+    """Features of whole frames in sequence go through convolutions that halve frames and bands (Gemma 4).
+
+    The convolutions are those of ``ChunkedFrontend``, but over the whole recording: ``piece`` rows of the tower are
+    made at a time.  Features are logarithms of magnitudes (``audio.features.log_magnitudes``), less ``mean``, over
+    ``deviation`` where they are given.  Silence fills a recording of fewer than ``min_samples`` samples.
+    """
+
+    kind: Literal["conformer"]
+    bands: Width = 128
+    convolutions: Annotated[int, Field(ge=1, le=8)] = 2
+    piece: Guesses = 16
+    min_samples: Context = 161
+    mean: list[float] | None = None
+    deviation: list[float] | None = None
+
+    def rows(self, frames: int) -> int:
+        """Count the decoder's rows of ``frames`` frames."""
+        return self.halved(frames)
+
+    def halved(self, size: int) -> int:
+        """Return how many of ``size`` frames, or bands, remain after the convolutions."""
+        return -(-size >> self.convolutions)
+
+
+Frontend = WhisperFrontend | ChunkedFrontend | ConformerFrontend
+
+
 class TranscriptPrompt(Part):
     """How to ask for a transcript.
 
@@ -82,10 +111,15 @@ class SoundPart(Part):
     ``prompt_template``: the text of a recording.  ``max_rows``: rows of the longest one.
     """
 
-    front: Annotated[WhisperFrontend | ChunkedFrontend, Field(discriminator="kind")]
+    front: Annotated[Frontend, Field(discriminator="kind")]
     prompt_template: ImageWords
     max_rows: Context
     transcript_prompt: TranscriptPrompt
+
+
+def read_alike(some: Sequence[ImagePart | SoundPart], others: Sequence[ImagePart | SoundPart]) -> bool:
+    """Whether a draft uses the same rows for images and recordings as its target, at the same positions."""
+    return len(some) == len(others) and all(map(reads_alike, some, others))
 
 
 def reads_alike(one: ImagePart | SoundPart | None, other: ImagePart | SoundPart | None) -> bool:

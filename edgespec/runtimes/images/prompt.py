@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.images import ImageWords
@@ -12,49 +12,58 @@ THINGS = {"image": "picture", "audio": "recording"}
 """What a part of a type holds."""
 
 
-def apart(messages: Sequence[Mapping[str, Any]], kind: str = "image") -> tuple[list[dict[str, Any]], list[Any]]:
+class Shown(NamedTuple):
+    """Content of a part of a message, with the type of the part."""
+
+    kind: str
+    content: Any
+
+
+def apart(
+    messages: Sequence[Mapping[str, Any]], kinds: Collection[str] = ("image",)
+) -> tuple[list[dict[str, Any]], list[Shown]]:
     """Take images, or recordings, out of a conversation, in the form that a template expects.
 
     Args:
         messages: the content of one is a text, or parts such as ``{"type": "text", "text": ...}`` and
             ``{"type": "image", "image": ...}``.
-        kind: of parts that the model reads, ``image`` or ``audio``.
+        kinds: of parts that the model reads, ``image`` and ``audio``.
 
     Returns:
         the messages, whose parts of that type hold nothing, and what they held, in order.
 
     Raises:
-        InvalidRequest: such a part that holds nothing, or one of the other type.
+        InvalidRequest: such a part that holds nothing, or one of another type.
     """
-    held: list[Any] = []
+    held: list[Shown] = []
     made = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, (list, tuple)):
-            message = {**message, "content": [_emptied(part, held, kind) for part in content]}
+            message = {**message, "content": [_emptied(part, held, kinds) for part in content]}
         made.append(dict(message))
     return made, held
 
 
-def _emptied(part: Any, held: list[Any], kind: str) -> Any:
-    got = part.get("type") if isinstance(part, Mapping) else None
-    if got in THINGS and got != kind:
-        raise InvalidRequest(f"got a {THINGS[got]}, and this model reads text and {kind} alone")
-    if got != kind:
+def _emptied(part: Any, held: list[Shown], kinds: Collection[str]) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in THINGS:
         return part
+    if kind not in kinds:
+        raise InvalidRequest(f"got a {THINGS[kind]}, and this model reads text and {' and '.join(kinds)} alone")
     if part.get(kind) is None:
         raise InvalidRequest(f"a part of type {kind} holds no {THINGS[kind]}", f"expected it under the key `{kind}`")
-    held.append(part[kind])
+    held.append(Shown(kind, part[kind]))
     return {key: value for key, value in part.items() if key != kind}
 
 
-def seeing(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
-    """Put images, or recordings, back into a conversation that ``apart`` separated them from."""
-    left = iter(images)
+def seeing(messages: Sequence[Mapping[str, Any]], shown: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Put images and recordings, by the types of parts, back into a conversation that ``apart`` took them out of."""
+    left: dict[str, Iterator[Any]] = {kind: iter(some) for kind, some in shown.items()}
 
     def filled(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        return {**part, kind: next(left, None)} if kind in THINGS else part
+        return {**part, kind: next(left.get(kind, iter(())), None)} if kind in THINGS else part
 
     contents = (message.get("content") for message in messages)
     return [

@@ -19,19 +19,22 @@ void Pass::store(const Step& s, int row) {
 void Pass::norm(const Step& s, int row) {
   const float* x = floats(s.x) + source(s, row) * s.k;
   float* out = floats(s.out) + size_t(row) * (s.n ? s.n : s.k) + s.at;
-  if (!s.norms()) {
+  if (!s.norms() && !s.add) {
     std::memcpy(out, x, size_t(s.k) * 4);
     return;
   }
   if (!s.add && !s.n) return normed(s, x, out);
   thread_local std::vector<float> kept;
   kept.resize(s.k + 16);
-  normed(s, x, kept.data());
+  if (s.norms()) {
+    normed(s, x, kept.data());
+    x = kept.data();
+  }
   if (s.n) {  // vectors may write past a row's end: not into the columns of others
-    std::memcpy(out, kept.data(), size_t(s.k) * 4);
+    std::memcpy(out, x, size_t(s.k) * 4);
     return;
   }
-  k_.add(out, kept.data(), s.k);
+  k_.add(out, x, s.k);
   if (s.scale != 1)
     for (int i = 0; i < s.k; ++i) out[i] *= s.scale;
 }

@@ -103,8 +103,8 @@ struct Visible {
   int64_t oldest(int window) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
 
   // One more than the last token in order that a row sees through a window that reaches `after` positions past its own
-  // (0: as far as it sees).
-  int64_t shut(int after) const { return after ? std::min(high, position + after + 1) : high; }
+  // (-1: as far as it sees).
+  int64_t shut(int after) const { return after >= 0 ? std::min(high, position + after + 1) : high; }
 };
 
 // Rows of a text as far as a program's tables must reach: their tokens (below 0: one of the inserted rows), and the

@@ -64,6 +64,21 @@ void Pass::convolve(const Step& s, int row) {
   for (size_t i = 0; i < k; ++i) out[i] *= x[row * 3 * k + k + i];
 }
 
+// The oldest row first, as a convolution of taps is written down.
+void Pass::depthwise(const Step& s, int row) {
+  const int64_t* slots = this->slots();
+  const size_t k = s.k;
+  const float *x = floats(s.x), *w = vector(s.w);
+  float* out = floats(s.out) + row * k;
+  std::fill_n(out, k, 0.f);
+  for (int j = 0; j < s.length; ++j, w += k) {
+    const int from = row - (s.length - 1 - j);
+    if (from < 0 || slots[from] != slots[row]) continue;
+    const float* seen = x + from * k;
+    for (size_t i = 0; i < k; ++i) out[i] += w[i] * seen[i];
+  }
+}
+
 // ---- gated delta rules
 // -----------------------------------------------------------------------------------------------
 

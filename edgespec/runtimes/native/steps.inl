@@ -49,7 +49,7 @@ NUMBER(n, 0, 0, kMaxWidth) NUMBER(k, 0, 0, kMaxWidth) NUMBER(at, 0, 0, kMaxWidth
 NUMBER(rows, 0, 0, 2) NUMBER(times, 1, 1, kMaxTimes) NUMBER(first, 0, 0, kMaxTimes)
 NUMBER(heads, 0, 0, kMaxCount) NUMBER(kv, 0, 0, kMaxCount) NUMBER(layer, 0, 0, kMaxCount)
 NUMBER(dim, 0, 0, kMaxHeadDim) NUMBER(rotary, 0, 0, kMaxHeadDim) NUMBER(window, 0, 0, kMaxSkip)
-NUMBER(after, 0, 0, kMaxSkip)
+NUMBER(after, -1, 0, kMaxSkip)
 NUMBER(length, 0, 2, kMaxTaps)
 NUMBER(add, 0, 0, 1) NUMBER(center, 0, 0, 1) NUMBER(late, 0, 0, 1) NUMBER(shared, 0, 0, 1) NUMBER(memory, 0, 0, 1)
 NUMBER(index, 0, 0, kMaxGates) NUMBER(other, -1, 0, kMaxGates) NUMBER(plane, -1, 0, kMaxGates) NUMBER(skip, 0, 0, kMaxSkip)
@@ -88,12 +88,12 @@ STEP(quantize, Quantize, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] cen
      NEED(s.rows == 2 || (s.times == 1 && s.first == 0), "times or first out of place"))
 
 // Normed floats -> floats; n: columns at to at + k of a buffer n wide, which may be a copy, without norm.  add: to the
-// present values, and the sum times scale.  center: subtracts the mean first, which makes it a layer norm, if need be
+// present values, if need be without norm, and the sum times scale.  center: subtracts the mean first, which makes it a layer norm, if need be
 // without weights; beta: added at the end.  In place, if all rows are normed and nothing is added.
 STEP(norm, Norm, kRows, "x=floats[k] norm?=vector[k] beta?=vector[k] center? eps? k out>floats[n|k] add? rows? scale? "
      "n? at?",
      NEED(s.beta < 0 || s.norm >= 0, "beta without norm")
-     NEED(s.norms() || s.n, "expected norm")
+     NEED(s.norms() || s.n || s.add, "expected norm")
      NEED(s.rows <= 1, "rows out of place")
      NEED(s.add || s.scale == 1, "scale out of place")
      NEED(s.n ? s.at <= s.n - s.k && !s.add : !s.at, "expected at + k within n, and no add"))
@@ -179,18 +179,23 @@ STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*til
      NEED(!s.fills() || s.qnorm < 0, "expected keys and values alone"))
 
 // -> floats; window: of what a row at position p sees, positions from p - window + 1 on only, 0: all; after: and up to
-// p + after only, 0: all; cap: scores are cap * tanh(score / cap); relative: what is added to the score of a key d
+// p + after only, without it: all; cap: scores are cap * tanh(score / cap); relative: what is added to the score of a key d
 // positions on from the row, for each head n numbers, of which that one is number at + d, or else the first or the last;
 // memory: all that the row sees of its one; sinks: of each head a score that counts in the softmax, without a value.
 STEP(attend, Attend, kOwn, "out>floats[heads*dim] layer? heads kv dim window? after? cap? relative?=vector[heads*n] n? "
      "at? memory? sinks?=vector[heads]",
      NEED((s.relative >= 0) == (s.n > 0) && s.at <= std::max(0, s.n - 1), "expected relative with n, and at within n")
-     NEED(!s.after || s.window, "expected after with a window")
+     NEED(s.after < 0 || s.window, "expected after with a window")
      NEED(!s.memory || (!s.window && s.relative < 0), "expected neither a window nor relative for a memory"))
 
 // x = b, c, v: out = c * (bias + sum over j of w[j] * (b * v of the token length - 1 - j before)), a row's own tokens
 // by its parents, older ones from the cache's states; layer: which of those with states.
 STEP(convolve, Convolve, kRows, "x=floats[3*k] k length layer? w=vector[length*k] bias?=vector[k] out>floats[k]", )
+
+// A convolution of each channel over the row and the length - 1 rows of its slot before it in the pass: out = sum over j
+// of w[j] * x[row - (length - 1 - j)].  Rows of a text in order, which see nothing before the pass: an encoder's.
+STEP(depthwise, Depthwise, kRows, "x=floats[k] k length w=vector[length*k] out>floats[k]",
+     NEED(s.x != s.out, "expected another buffer for out"))
 
 // A gated delta rule: x = q, k [kv, dim], v [heads, n] before the short convolution w and silu; a, b: inputs of decay
 // and of scale * betas, with bias and rate; out [rows, heads * n], each head normed and times silu(z).  up makes it a

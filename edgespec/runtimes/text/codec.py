@@ -187,13 +187,13 @@ class TextCodec:
         return render(choose_template(self.templates, tools), messages, tools, names=self._names, **how)
 
     def render_chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, also: str = "", **how: Any
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, also: Sequence[str] = (), **how: Any
     ) -> ChatText:
         """Render a conversation as ``write_chat`` does, for ``encode_chat``.
 
         Args:
             messages, tools, **how: see ``write_chat``.
-            also: a text that only the template may write, such as the placeholder of an image.
+            also: texts that only the template may write, such as the placeholder of an image.
         """
         with _library(InvalidRequest, "the prompt cannot be encoded"):
             messages, tools, mark = self.control.hide(messages, tools, also)

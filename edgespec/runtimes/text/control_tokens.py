@@ -90,14 +90,14 @@ class ControlTokens:
         return _pattern(self.words - OWN)
 
     def hide(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, also: str = ""
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, also: Sequence[str] = ()
     ) -> tuple[Sequence[Any], Sequence[Any] | None, str]:
         """Put a mark into each control token in a conversation.
 
         Args:
             messages: plain data.
             tools: plain data.
-            also: a text that is also a control token, such as the place of an image.
+            also: texts that are also control tokens, such as the place of an image.
 
         Returns:
             both, and the mark; empty if there is no such token.
@@ -105,8 +105,8 @@ class ControlTokens:
         if not all(isinstance(message, Mapping) for message in messages):
             return messages, tools, ""  # not a conversation: its reader reports that
         everyone, assistant = self._everyone, self._assistant
-        if also and also not in self.words:
-            everyone, assistant = _pattern(self.words | {also}), _pattern(self.words - OWN | {also})
+        if not self.words.issuperset(also):
+            everyone, assistant = _pattern(self.words.union(also)), _pattern((self.words - OWN).union(also))
         found = [
             self._has(assistant if message.get("role") == "assistant" else everyone, _texts(message))
             for message in messages

@@ -87,7 +87,7 @@ def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
         ("qx=0", "qx=2", "no such buffer, or too narrow"),
         ("kv=1 layer", "kv=2 layer", "no such buffer, or too narrow"),
         ("kv=1 layer", "kv=0 layer", "expected kv"),
-        ("norm x=0 norm=2 beta=3 center=1", "norm x=0", "expected norm"),
+        ("norm x=0 norm=2 beta=3 center=1 eps=1e-5 k=32 out=1 add=1", "norm x=0 k=32 out=1", "expected norm"),
         ("norm x=0 norm=2", "norm x=0", "beta without norm"),
         ("quantize x=1 norm=2", "quantize x=1", "beta without norm"),
         ("out=1 add=1", "out=0 add=1", "expected out beside x"),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.export.quantization import levels as quantize
 from edgespec.runtimes.files.formats import Kind
-from tests.support.native_graph import Floats, Node, Rows, Weights, levels
+from tests.support.native_graph import Floats, Node, Rows, Weights, beside, levels
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -250,6 +250,40 @@ def test_norm(tmp_path: Path, center: int, norm: int, beta: int, add: int) -> No
             expected = layer_norm(x.astype(np.float64), 1e-3, bool(center))
             expected = expected * (weight if norm else 1) + (shift if beta else 0) + (x if add else 0)
             close(node.run(Rows.chain(n), x)[3], expected)
+
+
+def test_rows_are_added_without_a_norm(tmp_path: Path) -> None:
+    program = (
+        f"floats 0 {WIDTH}\nfloats 1 {WIDTH}\nload out=0 k={WIDTH}\nload out=1 k={WIDTH}\n"
+        f"norm x=0 k={WIDTH} out=1 add=1\nstore x=1 k={WIDTH}"
+    )
+    x = random(17, WIDTH)
+    np.testing.assert_array_equal(Node(tmp_path, program, Weights(), WIDTH).run(Rows.chain(17), x)[3], 2 * x)
+
+
+@pytest.mark.parametrize("length", [2, 5, 16])
+def test_each_channel_is_convolved_over_the_rows_of_its_slot(tmp_path: Path, length: int) -> None:
+    weights, taps = Weights(), random(length, WIDTH, seed=1)
+    program = (
+        f"floats 0 {WIDTH}\nfloats 1 {WIDTH}\nload out=0 k={WIDTH}\n"
+        f"depthwise x=0 k={WIDTH} length={length} w={weights.vector(taps.ravel())} out=1\nstore x=1 k={WIDTH}"
+    )
+    node = Node(tmp_path, program, weights, WIDTH, slots=2)
+
+    def convolved(x: Exact) -> Exact:
+        padded = np.pad(x, ((length - 1, 0), (0, 0)))
+        made: Exact = np.sum([taps[j] * padded[j : j + len(x)] for j in range(length)], 0)
+        return made
+
+    for n in ROWS:
+        x = random(n, WIDTH, seed=n)
+        close(node.run(Rows.chain(n), x)[3], convolved(x.astype(np.float64)))
+    x = random(20, WIDTH)
+    both = beside(Rows.chain(12), Rows.chain(8, slot=1))
+    parts = [convolved(part.astype(np.float64)) for part in (x[:12], x[12:])]
+    close(node.run(both, x)[3], np.concatenate(parts))
+    with pytest.raises(Exception, match="expected another buffer for out"):
+        Node(tmp_path, program.replace("out=1\nstore", "out=0\nstore"), weights, WIDTH)
 
 
 @pytest.mark.parametrize("kind", ["f32", "q8"])

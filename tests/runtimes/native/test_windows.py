@@ -32,13 +32,13 @@ def program_of(
     window: int,
     cap: float,
     scale: float,
-    after: int = 0,
+    after: int | None = None,
     sinks: Floats | None = None,
 ) -> str:
     """Write the steps of nothing but attention: hidden_in [n, q | k | v] -> logits [n, heads * dim]."""
     heads, kv_heads, dim = shape
     sink = -1 if sinks is None else weights.vector(sinks)
-    width, steps = width_of(*shape), []
+    width, steps, seen = width_of(*shape), [], "" if after is None else f" after={after}"
     eye, at = np.eye(width, dtype=np.float32), 0
     for number, n in enumerate((heads * dim, kv_heads * dim, kv_heads * dim)):
         w = weights.matrix(eye[at : at + n])
@@ -52,8 +52,7 @@ def program_of(
             f"acts 0 {width}\nacts 1 {n}\nload out=0 k={width}\nquantize x=0 k={width} kind=f32 out=0",
             *steps,
             f"heads qx=1 kx=2 vx=3 dim={dim} heads={heads} kv={kv_heads} layer=0 scale={scale}",
-            f"attend out=4 layer=0 heads={heads} kv={kv_heads} dim={dim} window={window} after={after} cap={cap} "
-            f"sinks={sink}",
+            f"attend out=4 layer=0 heads={heads} kv={kv_heads} dim={dim} window={window} cap={cap} sinks={sink}{seen}",
             f"quantize x=4 k={n} kind=f32 out=1 rows=1\nlogits act=1 w={last} kind=f32 n={n} k={n}",
         ]
     )
@@ -63,7 +62,7 @@ def attention(
     folder: Path,
     *,
     window: int = 0,
-    after: int = 0,
+    after: int | None = None,
     cap: float = 0,
     shape: tuple[int, int, int] = (HEADS, KV, DIM),
     scale: float = 1.0,
@@ -160,7 +159,9 @@ def test_sinks_count_in_the_softmax_alone(tmp_path: Path, window: int, scale: fl
     np.testing.assert_array_equal(fill(node, x, [40, 3]), found)
 
 
-@pytest.mark.parametrize("window, after", [(2, 1), (5, 64), (65, 64), (128, 127), (129, 3), (300, 200), (9, 690)])
+@pytest.mark.parametrize(
+    "window, after", [(12, 0), (2, 1), (5, 64), (65, 64), (128, 127), (129, 3), (300, 200), (9, 690)]
+)
 def test_rows_that_see_each_other(tmp_path: Path, window: int, after: int) -> None:
     """As an encoder's: each sees positions on both sides, and has the same bits with any threads."""
     n = 500
