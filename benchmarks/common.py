@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from edgespec.reports.bench import bootstrap
@@ -27,11 +27,17 @@ def conditions(**more: Any) -> dict[str, Any]:
     } | more
 
 
-def alternate(runs: Mapping[str, Callable[[], None]], pairs: int, warm: int = 3) -> dict[str, list[float]]:
-    """Milliseconds of each run, taking turns; the order is reversed every other time."""
+def alternate(
+    runs: Mapping[str, Callable[[], None]], pairs: int, warm: int = 3, pause: float = 0
+) -> dict[str, list[float]]:
+    """Milliseconds of each run, taking turns; the order is reversed every other time.
+
+    ``pause``: seconds before each run, in which threads of the one before stop waiting for work.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(warm + pairs):
         for name in list(runs)[:: 1 if turn % 2 else -1]:
+            sleep(pause)
             start = perf_counter()
             runs[name]()
             if turn >= warm:

@@ -153,7 +153,13 @@ int Pass::next_phase(int members) {
         for (int r = 0; r < rows; ++r) run(r);
         continue;
       case Cut::kRows:
-        if (int64_t(rows) * (s.op == Op::kBlend ? s.k : std::max(s.n, s.k)) > kSerial && rows > 1) return rows;
+        each_ = 1;
+        if (const int width = s.op == Op::kBlend ? s.k : std::max(s.n, s.k);
+            int64_t(rows) * width > kSerial && rows > 1) {
+          // a row of a small model takes less time than threads take to share a counter
+          each_ = std::clamp(kRowWork / width, 1, std::max(1, rows / (2 * members)));
+          return (rows + each_ - 1) / each_;
+        }
         for (int r = 0; r < rows; ++r) run(r);
         continue;
       case Cut::kPieces: {
@@ -210,6 +216,11 @@ int Pass::open_own(const Step& s, int members) {
 }
 
 void Pass::run(int chunk) {
+  if (cut_of(step_->op) != Cut::kRows) return run_chunk(chunk);
+  for (int r = chunk * each_, last = std::min(r + each_, count(*step_)); r < last; ++r) run_chunk(r);
+}
+
+void Pass::run_chunk(int chunk) {
   switch (step_->op) {
 #define STEP(name, Name, ...) \
   case Op::k##Name: return name(*step_, chunk);

@@ -14,6 +14,7 @@
 namespace edgespec {
 
 constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
+constexpr int kRowWork = 1 << 13;  // numbers of the rows that a thread takes at once
 constexpr int kPiece = 1 << 10;   // numbers of a chunk of activate: whole vectors
 
 class AdapterStore;
@@ -138,6 +139,7 @@ class Pass {
   void run(int chunk);
 
  private:
+  void run_chunk(int chunk);
   struct Group {  // rows of one slot or memory, or of one part of it, that attention takes together
     int slot, first, count;
     int64_t begin, end;          // tokens that any of them may see
@@ -310,6 +312,7 @@ class Pass {
   std::vector<Adapted> adapted_;
   Stopwatch watch_;
   bool merging_ = false;     // the second phase of attention
+  int each_ = 1;             // rows of a chunk of a step that is cut by rows
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;
   std::vector<int> path_;  // of each row: which of its group's leaves has it on its path, -1: all it sees is in order
