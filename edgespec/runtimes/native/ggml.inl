@@ -164,6 +164,9 @@ void linear_files(const uint8_t* tile, int k, const void* act, int rows, float* 
   } else {
     const uint16_t* w = reinterpret_cast<const uint16_t*>(tile);
     const float* x = static_cast<const float*>(act);
+#ifdef EDGESPEC_FOUR_HALVES  // registers for the sums of four rows
+    for (; rows >= 4; rows -= 4, x += size_t(4) * k, y += 4 * ld) half_rows<kind, 4>(w, k, x, y, ld, columns);
+#endif
     for (; rows >= 2; rows -= 2, x += size_t(2) * k, y += 2 * ld) half_rows<kind, 2>(w, k, x, y, ld, columns);
     if (rows) half_rows<kind, 1>(w, k, x, y, ld, columns);
   }

@@ -225,6 +225,7 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
 #define EDGESPEC_INLINE inline __attribute__((always_inline))
+#define EDGESPEC_FOUR_HALVES
 #include "ggml.inl"
 
 template <Kind kind>
