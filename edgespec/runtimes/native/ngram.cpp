@@ -127,16 +127,18 @@ NGram::Match NGram::match(const std::vector<int64_t>& tail) const {
   Key key{};
   for (int n = 1; n <= std::min<int>(kLongestGram, int(tail.size())); ++n) {
     key[size_t(n - 1)] = static_cast<uint32_t>(tail[tail.size() - size_t(n)]);
-    if (!index_[size_t(n - 1)].count(key)) break;  // then no longer key is there either
-    found = {n, key};
+    const auto known = index_[size_t(n - 1)].find(key);
+    if (known == index_[size_t(n - 1)].end()) break;  // then no longer key is there either
+    found.n = n;
+    found.known[size_t(n - 1)] = &known->second;
   }
   return found;
 }
 
 // The token that mostly followed the end of a text, by the longest key that is sure enough; else -1.
-int64_t NGram::likely(const std::vector<int64_t>& tail) const {
-  for (Match found = match(tail); found.n > 0; found.key[size_t(--found.n)] = 0) {
-    const Followed& known = index_[size_t(found.n - 1)].at(found.key);
+int64_t NGram::likely(const Match& found) const {
+  for (int n = found.n; n > 0; --n) {
+    const Followed& known = *found.known[size_t(n - 1)];
     const int64_t latest = text_[size_t(known.last)];
     if (known.more.empty()) return latest;
     int64_t most = 0, all = 0, best = -1, of_latest = 0;
@@ -158,17 +160,17 @@ Proposal NGram::propose(const Request& request, int64_t budget, const LeastGain&
   follow(request.tokens, text_.size());
   Proposal chain;
   std::vector<int64_t> tail = end(kLongestGram);
-  const Match found = match(tail);
+  Match found = match(tail);
   size_t matched = 0;
   if (found.n) {
-    const size_t start = size_t(index_[size_t(found.n - 1)].at(found.key).last), size = text_.size();
+    const size_t start = size_t(found.known[size_t(found.n - 1)]->last), size = text_.size();
     matched = size_t(found.n);
     while (matched < std::min(kFurthest, start) && text_[start - matched - 1] == text_[size - matched - 1]) ++matched;
-    while (chain.size() < std::min<int64_t>(budget, int64_t(matched) + 1)) {
-      const int64_t token = likely(tail);
-      if (token < 0) break;
+    const int64_t most = std::min<int64_t>(budget, int64_t(matched) + 1);
+    for (int64_t token; chain.size() < most && (token = likely(found)) >= 0;) {
       tail.push_back(token);
       chain.tokens.push_back(token);
+      if (chain.size() < most) found = match(tail);
     }
   }
   if (store_ && (chain.empty() || matched <= kShort)) {

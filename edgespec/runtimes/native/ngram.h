@@ -76,14 +76,14 @@ class NGram : public Drafter {
     std::vector<std::pair<int64_t, int64_t>> more;  // once a second one did: all, and how often, as they came
   };
   struct Match {
-    int n = 0;  // tokens, 0: there is none
-    Key key{};
+    int n = 0;                                          // tokens, 0: there is none
+    std::array<const Followed*, kLongestGram> known{};  // of each key's length to this one, less 1
   };
 
   void follow(const std::vector<int64_t>& tokens, size_t known);
   void push(int64_t token);
   Match match(const std::vector<int64_t>& tail) const;
-  int64_t likely(const std::vector<int64_t>& tail) const;
+  int64_t likely(const Match& found) const;
   Proposal from_store(int beyond, int64_t budget) const;
   std::vector<int64_t> end(size_t count) const;
 

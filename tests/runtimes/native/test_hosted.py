@@ -224,7 +224,12 @@ def test_a_draft_that_fails_is_dropped(pair: Callable[..., Pair]) -> None:
 
 def test_cancellation_in_any_pass(pair: Callable[..., Pair]) -> None:
     found, rng, errors = pair(), np.random.default_rng(2), list[Refused]()
-    found.target.before = lambda: found.session.cancel() if rng.integers(3) == 0 else None
+
+    def before() -> None:
+        if rng.integers(3) == 0:
+            found.session.cancel()
+
+    found.target.before = before
     for prompt in prompts(3, 13, found.vocab):
         wanted = settings_of(GREEDY, "ngram", 24, 4)
         expected, text, begun, ended = found.native.generate(prompt, wanted), list[int](), False, False

@@ -231,7 +231,7 @@ def adaptive(found: Both, method: str, data: dict[str, Any]) -> tuple[Adaptive, 
     manifest, controls, most = Manifest.model_validate(data), list[Control](), 0
     verify = {int(rows): ms for rows, ms in manifest.cost["verify_ms"].items()}
     promises = {one.name: one.promise for one in choose_method(manifest, "auto").candidates}
-    for name in promises if method == "auto" else method.split(","):
+    for name in list(promises) if method == "auto" else method.split(","):
         part, drafter = manifest.methods[name], replace(found, manifest=manifest).drafter(name)
         costs = CostModel(verify, *((0.0, None) if drafter.cheap else (part.draft_cost, part.first_cost)))
         gamma = METHODS_OF_PYTHON[name].gamma or max(part.gamma, LEAST_GAMMA)
