@@ -25,6 +25,7 @@ from edgespec.drafters.plain import Plain
 from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import Speculative
+from edgespec.drafters.uno import Uno
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.statistics import chi_square
 from edgespec.plugins.drawing.lantern import Lantern
@@ -51,6 +52,7 @@ DRAFTERS: dict[str, Callable[[TableTarget], Policy | Drafter]] = {
     "swift chain": lambda target: Stopping([swift(target, (1,))]),
     "swift with siblings": lambda target: Stopping([swift(target, None)]),
     "chain of drafters": lambda target: Policy([NGram(), swift(target, (2,))]),
+    "uno": lambda target: Uno(target, 1, np.array([0, 3])),
     "own proposer": lambda target: UserDrafter(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
     "comb": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)),
     "full tree": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(3, 2)),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Output, Pass, Target
+from edgespec.decoding.target import Ids, Output, Pass, Target
 
 Function = Callable[[tuple[int, ...]], NDArray[np.float32]]  # prefix -> logits [vocab] of the token after it
 
@@ -25,7 +25,7 @@ class FunctionTarget(Target):
         ValueError: a call that the contract of ``Target`` does not allow.
     """
 
-    can = frozenset({"parents", "draft", "offset", "skip", "scored", "hidden"})
+    can = frozenset({"parents", "draft", "offset", "skip", "scored", "hidden", "adapters"})
 
     def __init__(self, function: Function, vocab_size: int, context: int = 512, draft: Function | None = None) -> None:
         self.function = function
@@ -75,7 +75,7 @@ class FunctionTarget(Target):
         tokens, parents = wanted.tokens.tolist(), wanted.parents
         self._check(tokens, len(self.tokens) + 1)
         if wanted.draft:
-            return self._run_draft(tokens, wanted.offset)
+            return self._run_draft(tokens, wanted.offset, wanted.adapters)
         above = list(range(-1, len(tokens) - 1)) if parents is None else parents.tolist()
         if len(above) != len(tokens) or above[0] != -1 or any(not 0 <= p < i for i, p in enumerate(above) if i):
             raise ValueError(f"parents must be -1 and then earlier rows: {above}")
@@ -99,13 +99,18 @@ class FunctionTarget(Target):
         self._rows = None
         self._check(self.tokens or [0], len(self.tokens))
 
-    def _run_draft(self, tokens: list[int], offset: int) -> Output:
+    def _run_draft(self, tokens: list[int], offset: int, adapters: Ids | None) -> Output:
         if self._rows is not None:
             raise ValueError("a draft pass between a pass and keep")
         if not 0 <= offset <= len(self._draft_rows):
             raise ValueError(f"draft rows from {offset}, but only {len(self._draft_rows)} have run")
         self._draft_rows[offset:] = tokens
         self.skipped += 1
+        if adapters is not None:  # rows with an adapter compute what drafts do
+            prefixes = [(*self.tokens, *tokens[: at + 1]) for at in range(len(tokens))]
+            pairs = zip(adapters, prefixes, strict=True)
+            rows = [(self.draft if adapter else self.function)(prefix) for adapter, prefix in pairs]
+            return Output(np.stack(rows).astype(np.float32))
         logits = self.draft((*self.tokens, *self._draft_rows))
         return Output(logits[None].astype(np.float32))
 
