@@ -4,8 +4,8 @@
 
 // N of `rows` rows, `Quarters` of the tile at a time, so that sums stay in registers.  Bytes are taken as nibbles,
 // which is what a dot product here can multiply by.  Where a pair has one scale, the sums of its first half wait for
-// those of the second.
-template <Kind kind, int N, int Quarters>
+// those of the second.  Pairs: sums are in 16 bits within a block, eight products of four bits each.
+template <Kind kind, int N, int Quarters, bool Pairs>
 void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
   constexpr bool kPair = is_wide(kind), kFour = is_four(kind) && kind != kP8;
   constexpr size_t payload = payload_bytes(kind);
@@ -30,12 +30,16 @@ void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* 
 #pragma GCC unroll 16
         for (int c = 0; c < Quarters; ++c) {
           const uint8_t* at = q + (from + c) * 16;
-          v128_t sums[N], more[N];
+          v128_t first[N], sums[N], more[N];
 #pragma GCC unroll 16
           for (int r = 0; r < N; ++r) {
-            sums[r] = kPair && half ? kept[c][r] : wasm_i32x4_splat(kFour ? a[r].offset : a[r].offset_of_bytes());
+            first[r] = kPair && half ? kept[c][r] : wasm_i32x4_splat(kFour ? a[r].offset : a[r].offset_of_bytes());
+            sums[r] = Pairs ? wasm_i32x4_splat(0) : first[r];
             more[r] = wasm_i32x4_splat(0);
           }
+          const auto dot = [](v128_t acc, v128_t s8, v128_t u7) __attribute__((always_inline)) {
+            return Pairs ? dot_pairs(acc, s8, u7) : dot7(acc, s8, u7);
+          };
 #pragma GCC unroll 16
           for (int j = 0; j < (kFour || kind == kP8 ? 4 : 8); ++j) {
             const v128_t x = wasm_v128_load(at + j * 64);
@@ -46,18 +50,18 @@ void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* 
 #pragma GCC unroll 16
               for (int r = 0; r < N; ++r) {
                 const v128_t f = four_bytes(a[r].q + 4 * j), g = four_bytes(a[r].q + 16 + 4 * j);
-                sums[r] = dot7(dot7(sums[r], f, zl), g, zh);
-                more[r] = dot7(dot7(more[r], f, l), g, h);
+                sums[r] = dot(dot(sums[r], f, zl), g, zh);
+                more[r] = dot(dot(more[r], f, l), g, h);
               }
             } else {
 #pragma GCC unroll 16
               for (int r = 0; r < N; ++r) {
                 const v128_t f = four_bytes(a[r].q + 4 * j);
                 if constexpr (kFour) {
-                  sums[r] = dot7(dot7(sums[r], f, l), four_bytes(a[r].q + 16 + 4 * j), h);
+                  sums[r] = dot(dot(sums[r], f, l), four_bytes(a[r].q + 16 + 4 * j), h);
                 } else {
-                  sums[r] = dot7(sums[r], f, l);
-                  more[r] = dot7(more[r], f, h);
+                  sums[r] = dot(sums[r], f, l);
+                  more[r] = dot(more[r], f, h);
                 }
               }
             }
@@ -65,6 +69,10 @@ void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* 
           const v128_t scales = half4(wasm_u32x4_load16x4(own + (from + c) * 8));
 #pragma GCC unroll 16
           for (int r = 0; r < N; ++r) {
+            if (Pairs) {
+              sums[r] = wasm_i32x4_add(first[r], wasm_i32x4_extadd_pairwise_i16x8(sums[r]));
+              more[r] = wasm_i32x4_extadd_pairwise_i16x8(more[r]);
+            }
             if (!kFour) sums[r] = wasm_i32x4_add(sums[r], wasm_i32x4_shl(more[r], 4));
             if (kPair && !half) {
               kept[c][r] = sums[r];
@@ -98,7 +106,9 @@ void linear_c8(const uint8_t* tile, int k, const void* act, int rows, float* y, 
     for (int block = 0; block < blocks; ++block) {
       const Act& x = a[size_t(block) * rows + r];
       sum = iadd(sum, iset(x.offset_of_bytes()));
-      for (int j = 0; j < 8; ++j) sum = dot_u8(sum, bload(tile + size_t(block) * 512 + j * 64), x.q + j * 4);
+      B v[8];
+      for (int j = 0; j < 8; ++j) v[j] = bload(tile + size_t(block) * 512 + j * 64);
+      sum = dots<255, 8>(sum, v, x.q);
     }
     const F scales = fload(reinterpret_cast<const float*>(tile + size_t(blocks) * 512));
     fstore_n(y + r * ld, fmul(itof(sum), fmul(scales, fset(a[r].scale))), columns);
@@ -118,6 +128,15 @@ void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y
 
 #include "ggml.inl"
 
+template <Kind kind, bool Pairs>
+void linear_blocks(Weights t, int k, const Act* a, int rows, float* y, size_t ld, int columns) {
+  const int blocks = blocks_of(k);
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) linear_rows<kind, 4, 1, Pairs>(t, blocks, a + r, rows, y + r * ld, ld, columns);
+  for (; r + 2 <= rows; r += 2) linear_rows<kind, 2, 2, Pairs>(t, blocks, a + r, rows, y + r * ld, ld, columns);
+  for (; r < rows; ++r) linear_rows<kind, 1, 4, Pairs>(t, blocks, a + r, rows, y + r * ld, ld, columns);
+}
+
 template <Kind kind>
 void linear(Weights t, int k, const void* act, int rows, float* y, size_t ld, int columns) {
   if (kind == kP8 && !t.low) return linear_high(t.high, k, act, rows, y, ld, columns);
@@ -129,10 +148,9 @@ void linear(Weights t, int k, const void* act, int rows, float* y, size_t ld, in
     linear_c8(t.high, k, act, rows, y, ld, columns);
   } else {
     const Act* a = static_cast<const Act*>(act);
-    const int blocks = blocks_of(k);
-    int r = 0;
-    for (; r + 4 <= rows; r += 4) linear_rows<kind, 4, 1>(t, blocks, a + r, rows, y + r * ld, ld, columns);
-    for (; r + 2 <= rows; r += 2) linear_rows<kind, 2, 2>(t, blocks, a + r, rows, y + r * ld, ld, columns);
-    for (; r < rows; ++r) linear_rows<kind, 1, 4>(t, blocks, a + r, rows, y + r * ld, ld, columns);
+    if (pairs)
+      linear_blocks<kind, true>(t, k, a, rows, y, ld, columns);
+    else
+      linear_blocks<kind, false>(t, k, a, rows, y, ld, columns);
   }
 }
