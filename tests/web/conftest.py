@@ -21,7 +21,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need("npm", "to build the npm package")
     pytest.importorskip("ziglang", reason="no Zig to build WebAssembly: pip install ziglang")
     folder = tmp_path_factory.mktemp("web")
-    for name in ("package.json", "package-lock.json", "tsconfig.json", "src"):
+    for name in ("package.json", "package-lock.json", "tsconfig.json", "src", "README.md", "LICENSE", "THIRD-PARTY.md"):
         source = PACKAGE / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
     for command in (["npm", "ci", "--silent"], ["npm", "run", "build", "--silent"]):

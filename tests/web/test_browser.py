@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import browser
 from edgespec.engine.exactness import EXACT
 from edgespec.engine.loading import load
 from tests.support.required import need
@@ -40,6 +41,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
         self.asked: dict[str, Any] = {}
+        self.isolated = False
         self.found = Queue[dict[str, Any]]()
         self.downloads = Counter[str]()
 
@@ -59,6 +61,12 @@ class Handler(SimpleHTTPRequestHandler):
         else:
             super().do_GET()
 
+    def end_headers(self) -> None:
+        if self.server.isolated:  # pages may share memory with their workers
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
     def do_POST(self) -> None:
         self.server.found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)
@@ -75,6 +83,9 @@ def site(package: Path, bundles: Callable[..., Path], tmp_path_factory: pytest.T
     shutil.copytree(bundles("native", "int4"), folder / "bundle")
     (folder / "bundle" / "chat_template.jinja").write_text(TEMPLATE)
     shutil.copy(HERE / "driver.html", folder)
+    (folder / "even.js").write_text(
+        "export default (prefix, allowed) => allowed.forEach((_, token) => token % 2 && (allowed[token] = 0));\n"
+    )
     shutil.copy(ROOT / "examples" / "web" / "index.html", folder)
     return folder
 
@@ -91,9 +102,12 @@ def tokens(rounds: list[Any]) -> list[int]:
     return [token for one in rounds for token in one["tokens"]]
 
 
-@pytest.mark.parametrize("browser", BROWSERS)
-def test_the_package(browser: str, server: Server, site: Path, tmp_path: Path) -> None:
-    need(browser, "to open the page in")
+@pytest.mark.parametrize(
+    ("name", "isolated"), [("chromium", True), ("chromium", False), ("firefox-esr", True)]
+)  # fmt: skip
+def test_the_package(name: str, isolated: bool, server: Server, site: Path, tmp_path: Path) -> None:
+    need(name, "to open the page in")
+    server.isolated = isolated
     settings = {"maxNewTokens": TOKENS, "ignoreEos": True, "guesses": 4, "fixed": True}
     texts = [{"prompt": PROMPT, "settings": settings | {"method": method}}
              for method in ("plain", "ngram", "speculative")]  # fmt: skip
@@ -101,12 +115,13 @@ def test_the_package(browser: str, server: Server, site: Path, tmp_path: Path) -
     with load(site / "bundle", threads=1) as engine:
         result = engine.generate(PROMPT, method="ar", max_new_tokens=TOKENS, ignore_eos=True)
         answered = engine.generate(rendered, method="ar", max_new_tokens=256)
-    server.asked = {"texts": texts, "messages": MESSAGES, "settings": settings, "answer": answered.text,
-                    "patience": 240_000}  # fmt: skip
+    stop = result.text[len(result.text) // 2 :][:3]
+    server.asked = {"texts": texts, "messages": MESSAGES, "settings": settings, "answer": answered.text, "stop": stop,
+                    "threads": 2 if isolated else None, "patience": 240_000}  # fmt: skip
     (tmp_path / "profile").mkdir()
-    words = [word.format(profile=tmp_path / "profile") for word in BROWSERS[browser]]
+    words = [word.format(profile=tmp_path / "profile") for word in BROWSERS[name]]
     address = f"http://127.0.0.1:{server.server_port}/driver.html"
-    running = subprocess.Popen([browser, *words, address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen([name, *words, address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         found = server.found.get(timeout=300)
     finally:
@@ -115,7 +130,10 @@ def test_the_package(browser: str, server: Server, site: Path, tmp_path: Path) -
     assert "error" not in found, found["error"]
     facts = found["facts"]
     assert facts["exactness"] == (EXACT if facts["isa"] == "relaxed" else "near-ties may differ")
-    assert browser != "chromium" or facts["isa"] == "relaxed"
+    assert name != "chromium" or facts["isa"] == "relaxed"
+    assert facts["threads"] == (2 if isolated else 1)
+    assert found["threads"].get("value") == (3 if isolated else None)
+    assert isolated or "cross-origin isolated" in found["threads"]["error"]
     assert found["done"] == 1
     plain = tokens(found["texts"][0])
     for rounds in (*found["texts"], found["after"], found["again"]):
@@ -126,9 +144,33 @@ def test_the_package(browser: str, server: Server, site: Path, tmp_path: Path) -
         assert plain == list(result.tokens)
         assert "".join(one["text"] for one in found["texts"][0]) == result.text
         assert answered.text.strip() in found["page"]
+        assert "".join(one["text"] for one in found["stopped"]) == result.text[: result.text.index(stop)]
+        assert found["stopped"][-1]["finish"] == "stop text"
     assert len(tokens(found["chat"])) == found["counts"]["tokens"] == TOKENS
     assert found["cancelled"]["code"] == "cancelled"
     assert (found["refused"]["code"], found["refused"]["name"]) == ("refused", "EdgespecError")
     assert found["nothing"]["code"] == "no file"
+    assert all(token % 2 == 0 for token in tokens(found["even"]))
+    assert "nothing.js" in found["noMask"]["error"]
+    assert "address of a script" in found["ownMask"]["error"]
+    assert [one["code"] for one in found["waiting"]] == ["cancelled"] * 2
+    assert [one["code"] for one in found["closed"]] == ["cancelled", "refused", "refused"]
     assert found["restored"] > 0
     assert found["kept"]["model.data"] == 2  # once for the target and once for the draft: the second page read its own
+
+
+def test_the_benchmark(package: Path, site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need("chromium", "to measure in")
+    words = [str(package), str(site / "bundle"), "--methods", "plain,speculative", "--runs", "1", "--tokens", "8"]
+    assert browser.main([*words, "--prompt", PROMPT, "--json"]) == 0
+    shown = capsys.readouterr().out
+    table, figures = shown.split("{", 1)
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| edgespec, plain", "| edgespec, speculative"]
+    found = json.loads("{" + figures)
+    weights = sum(file.stat().st_size for file in (site / "bundle").rglob("*.data"))
+    for (run,) in found["figures"].values():
+        assert run["facts"]["threads"] == 2
+        assert run["long"]["tokens"] - run["short"]["tokens"] == 8
+        assert weights <= run["facts"]["memory"] <= weights + 150_000_000
+        assert weights <= run["sent"]["model"] <= weights + 5_000_000
+        assert 0 < run["peak"] - found["empty"] < weights + 150_000_000

@@ -1,5 +1,7 @@
 // Where a bundle's files come from, and how they reach the module: each piece is written to its memory as it comes, so
 // that memory has weights once.  The origin's private file system can keep them.
+import { sha256 } from "@noble/hashes/sha2.js";
+
 import type { Native } from "./native.js";
 import { EdgespecError } from "./types.js";
 
@@ -73,6 +75,30 @@ export class GivenFiles implements Source {
   }
 }
 
+/** Another source, of which each file must have the size and the digest that the manifest says. */
+export class CheckedFiles implements Source {
+  constructor(
+    private readonly from: Source,
+    private readonly manifest: Manifest,
+  ) {}
+  async *pieces(name: string): AsyncIterable<Uint8Array> {
+    const entry = this.manifest?.files?.[name];
+    if (!entry) return yield* this.from.pieces(name);
+    const digest = entry.sha256 === undefined ? null : sha256.create();
+    let size = 0;
+    for await (const piece of this.from.pieces(name)) {
+      digest?.update(piece);
+      size += piece.length;
+      yield piece;
+    }
+    if (entry.size !== undefined && size !== entry.size)
+      throw new EdgespecError(`${name}: expected ${entry.size} bytes, and ${size} came`);
+    const found = digest && Array.from(digest.digest(), (byte) => byte.toString(16).padStart(2, "0")).join("");
+    if (found !== null && found !== entry.sha256)
+      throw new EdgespecError(`${name}: damaged: its SHA-256 is ${found}, and edgespec.json says ${entry.sha256}`);
+  }
+}
+
 /** The origin's private file system, by the digest of each file, in front of another source; in a worker only. */
 export class KeptFiles implements Source {
   constructor(
@@ -86,12 +112,11 @@ export class KeptFiles implements Source {
       yield* this.from.pieces(name);
       return;
     }
-    const root = await navigator.storage.getDirectory();
-    const folder = await root.getDirectoryHandle("edgespec", { create: true });
-    const handle = await folder.getFileHandle(entry.sha256, { create: true });
-    const file = await (handle as unknown as { createSyncAccessHandle(): Promise<KeptFile> }).createSyncAccessHandle();
+    const file = await keptFile(entry.sha256);
+    if (!file) return yield* this.from.pieces(name); // another tab has it open, or there is no such file system
+    let whole = file.getSize() === size;
     try {
-      if (file.getSize() === size) {
+      if (whole) {
         const piece = new Uint8Array(1 << 22);
         for (let at = 0; at < size; ) {
           const read = file.read(piece, { at });
@@ -102,15 +127,39 @@ export class KeptFiles implements Source {
         return;
       }
       file.truncate(0); // of a download that was cut off
+      let room = true;
       let at = 0;
       for await (const piece of this.from.pieces(name)) {
-        at += file.write(piece, { at });
+        room = room && written(file, piece, at);
+        at += piece.length;
         yield piece;
       }
-      file.flush();
+      whole = room;
     } finally {
+      if (!whole) file.truncate(0);
+      file.flush();
       file.close();
     }
+  }
+}
+
+async function keptFile(name: string): Promise<KeptFile | null> {
+  try {
+    const root = await navigator.storage.getDirectory();
+    const folder = await root.getDirectoryHandle("edgespec", { create: true });
+    const handle = await folder.getFileHandle(name, { create: true });
+    return await (handle as unknown as { createSyncAccessHandle(): Promise<KeptFile> }).createSyncAccessHandle();
+  } catch {
+    return null;
+  }
+}
+
+// false: there is no room
+function written(file: KeptFile, piece: Uint8Array, at: number): boolean {
+  try {
+    return file.write(piece, { at }) === piece.length;
+  } catch {
+    return false;
   }
 }
 
@@ -180,7 +229,6 @@ export async function place(
         at += piece.length;
         onProgress(done + at, total);
       }
-      if (at !== sizes[i]) throw new EdgespecError(`${name}: expected ${sizes[i]} bytes, and ${at} came`);
       done += at;
     }
     return native.openBundle(folder);

@@ -1,6 +1,7 @@
 // A bundle in this thread: the worker runs it, and so does Node.
-import { GivenFiles, FetchedFolder, KeptFiles, type Source, parsed, place, whole } from "./bundle.js";
+import { CheckedFiles, FetchedFolder, GivenFiles, KeptFiles, type Source, parsed, place, whole } from "./bundle.js";
 import { Native, moduleName } from "./native.js";
+import { type Message, type TemplateOptions, Text } from "./text.js";
 import { type Counts, EdgespecError, type Facts, type OpenOptions, type Round, type Settings } from "./types.js";
 
 export type Folder = string | URL | ReadonlyMap<string, Uint8Array | Blob> | Source;
@@ -12,52 +13,75 @@ export class Engine {
   /** Milliseconds that a prompt is read before other messages are looked at. */
   patienceMs = 50;
   private cancelled = false;
+  private closed = false;
   private constructor(
     private readonly native: Native,
     private readonly bundle: number,
     private readonly session: number,
-    /** The other files of the bundle, such as its tokenizer. */
-    readonly source: Source,
+    /** The tokenizer and the chat template; null where the bundle was opened for token ids. */
+    readonly text: Text | null,
     private readonly context: number,
   ) {}
 
   /** Opens a folder: its address, its files by name, or another source. */
   static async open(folder: Folder, options: OpenOptions = {}): Promise<Engine> {
-    const native = await Native.load(await compiled(options), options.isa);
-    if (options.isa !== undefined && native.isa !== options.isa)
-      throw new EdgespecError(`isa ${options.isa}: this machine and module have ${native.isa}`);
-    let source = sourceOf(folder);
-    const manifest = await whole(source, "edgespec.json");
+    const given = sourceOf(folder);
+    const manifest = await whole(given, "edgespec.json");
+    let source: Source = new CheckedFiles(given, parsed("edgespec.json", manifest));
     if (options.keep) source = new KeptFiles(source, parsed("edgespec.json", manifest));
-    const bundle = await place(native, source, manifest, "/bundle", options.onProgress ?? (() => {}));
+    const native = await Native.load(await compiled(options), options.isa, options.threads);
+    let bundle = 0;
     try {
+      if (options.isa !== undefined && native.isa !== options.isa)
+        throw new EdgespecError(`isa ${options.isa}: this machine and module have ${native.isa}`);
+      bundle = await place(native, source, manifest, "/bundle", options.onProgress ?? (() => {}));
+      const text = options.ids ? null : await Text.load(source);
+      if (text) {
+        native.page.decode = (ids) => text.decode(ids);
+        native.setCodec(bundle);
+      }
       const context = Math.min(native.describe(bundle).context, options.context ?? DEFAULT_CONTEXT);
-      const session = native.openSession(bundle, options.attention ?? "", context, options.maxBytes ?? 0);
-      return new Engine(native, bundle, session, source, context);
+      const store = options.store === undefined ? "" : await placeStore(native, options.store);
+      const session = native.openSession(bundle, options.attention ?? "", context, options.maxBytes ?? 0, store);
+      return new Engine(native, bundle, session, text, context);
     } catch (error) {
-      native.closeBundle(bundle);
+      if (bundle) native.closeBundle(bundle);
+      native.end();
       throw error;
     }
   }
 
   get facts(): Facts {
-    const { isa, version, bytes } = this.native;
+    const { isa, version, bytes, threadCount } = this.opened();
     const exactness = isa === "simd128" ? "near-ties may differ" : "exact";
     const described = { ...this.native.describe(this.bundle), context: this.context };
-    return { version, isa, exactness, threads: 1, memory: bytes, ...described };
+    return { version, isa, exactness, threads: threadCount, memory: bytes, ...described };
   }
 
-  /** Decodes a text from token ids, round by round; `cancel` ends it between passes. */
-  async *rounds(prompt: ArrayLike<number>, settings: Settings = {}): AsyncGenerator<Round, void, void> {
+  /** Continues a text, or token ids, round by round; `cancel` ends it between passes. */
+  async *generate(prompt: string | ArrayLike<number>, settings: Settings = {}): AsyncGenerator<Round, Counts, void> {
+    const { mask, ...plain } = settings;
+    const [native, ids] = [this.opened(), typeof prompt === "string" ? this.encode(prompt) : prompt];
+    native.page.mask = typeof mask === "string" || mask instanceof URL ? await maskOf(mask) : (mask ?? null);
     this.cancelled = false;
-    await this.patiently(() => this.native.begin(this.session, prompt, settings));
+    await this.patiently(() => native.begin(this.session, ids, { ...plain, masked: native.page.mask !== null }));
     for (;;) {
       if (this.cancelled) throw new EdgespecError("cancelled", "cancelled");
-      const round = await this.patiently(() => this.native.next(this.session));
-      yield round;
-      if (round.finish) return;
+      const round = await this.patiently(() => native.next(this.session));
+      yield { ...round, ...this.guesses(round) };
+      if (round.finish) return this.counts;
       await breath();
     }
+  }
+  /** Answers a conversation. */
+  chat(messages: Message[], settings: Settings = {}, more: TemplateOptions = {}): AsyncGenerator<Round, Counts, void> {
+    return this.generate(this.encode(messages, more), settings);
+  }
+  /** Token ids of a text, with those that the tokenizer puts before it, or of a conversation. */
+  encode(text: string | Message[], more: TemplateOptions = {}): number[] {
+    this.opened();
+    if (!this.text) throw new EdgespecError("this bundle was opened for token ids");
+    return typeof text === "string" ? this.text.encode(text) : this.text.chat(text, more);
   }
 
   /** Ends the text that is being decoded, with an error of code `cancelled`. */
@@ -65,27 +89,47 @@ export class Engine {
     this.cancelled = true;
   }
   get counts(): Counts {
-    return this.native.counts(this.session);
+    return this.opened().counts(this.session);
   }
   /** The text and the keys and values of the target, for `restore` in a later session of the same bundle. */
-  save(): Uint8Array {
-    this.native.save(this.session, "/session");
-    const saved = this.native.read("/session")!;
-    this.native.drop("/session");
+  save(): Uint8Array<ArrayBuffer> {
+    const native = this.opened();
+    native.save(this.session, "/session");
+    const saved = native.read("/session")!;
+    native.drop("/session");
     return saved;
   }
   /** Loads a text of `save` -> the number of tokens that need not be read again. */
   restore(saved: Uint8Array): number {
-    this.native.file("/session", saved.length)(0, saved);
+    const native = this.opened();
+    native.file("/session", saved.length)(0, saved);
     try {
-      return this.native.restore(this.session, "/session");
+      return native.restore(this.session, "/session");
     } finally {
-      this.native.drop("/session");
+      native.drop("/session");
     }
   }
+  /** Gives memory and threads back. A text that is being decoded ends. */
   close(): void {
+    if (this.closed) return;
+    this.closed = true;
     this.native.closeSession(this.session);
     this.native.closeBundle(this.bundle);
+    this.native.end();
+  }
+
+  private opened(): Native {
+    if (this.closed) throw new EdgespecError("expected a bundle that is open: this one was closed");
+    return this.native;
+  }
+
+  // The words of guesses.  A round's text may begin with words that were held back, and then come its tokens.
+  private guesses(round: { tokens: number[]; rejected: number[]; accepted: number; text: string }) {
+    if (!this.text) return { guessed: "", refused: "" };
+    const guesses = this.text.decode(round.tokens.slice(0, round.accepted));
+    const own = this.text.decode(round.tokens).length - guesses.length;
+    const guessed = round.accepted ? round.text.slice(0, Math.max(0, round.text.length - own)) : "";
+    return { guessed, refused: this.text.decode(round.rejected) };
   }
 
   // Runs a call that may read a prompt, in pieces: what was read before a cancelled call is not read again.
@@ -93,7 +137,7 @@ export class Engine {
     for (;;) {
       const begun = performance.now();
       let first = -1;
-      this.native.progress = (done, total) => {
+      this.opened().page.progress = (done, total) => {
         if (first < 0) first = done;
         return done > first && done < total && performance.now() - begun > this.patienceMs;
       };
@@ -111,6 +155,27 @@ export class Engine {
 function sourceOf(folder: Folder): Source {
   if (typeof folder === "string" || folder instanceof URL) return new FetchedFolder(folder);
   return "pieces" in folder ? folder : new GivenFiles(folder);
+}
+
+async function placeStore(native: Native, from: string | URL | Uint8Array | Blob): Promise<string> {
+  const [source, name] =
+    typeof from === "string" || from instanceof URL
+      ? [new FetchedFolder(new URL(".", from)), decodeURIComponent(new URL(from).pathname.replace(/.*\//, ""))]
+      : [new GivenFiles(new Map([["store", from]])), "store"];
+  const bytes = await whole(source, name);
+  native.file("/store", bytes.length)(0, bytes);
+  return "/store";
+}
+
+async function maskOf(script: string | URL): Promise<NonNullable<Native["page"]["mask"]>> {
+  let found: unknown;
+  try {
+    found = ((await import(String(script))) as { default?: unknown }).default;
+  } catch (error) {
+    throw new EdgespecError(`mask ${script}: ${(error as Error).message}`, "no file");
+  }
+  if (typeof found !== "function") throw new EdgespecError(`mask ${script}: expected a default export that is a function`);
+  return found as NonNullable<Native["page"]["mask"]>;
 }
 
 async function compiled(options: OpenOptions): Promise<WebAssembly.Module> {

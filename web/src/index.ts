@@ -2,38 +2,20 @@
  * Native bundles of edgespec in a browser, in their own worker.  In Node, and in your worker, `Engine` runs them in the
  * calling thread.
  */
-import type { Message } from "./text.js";
+import type { Message, TemplateOptions } from "./text.js";
 import { type Counts, EdgespecError, type Facts, type OpenOptions, type Round, type Settings } from "./types.js";
 import type { Prompt, Request } from "./worker.js";
 
 export { Engine, type Folder } from "./engine.js";
-export { FetchedFolder, GivenFiles, KeptFiles, type Source } from "./bundle.js";
-export { type Message, Text } from "./text.js";
+export { FetchedFolder, GivenFiles, type Source } from "./bundle.js";
+export { type Message, type TemplateOptions, Text } from "./text.js";
 export * from "./types.js";
 
-/** A round with its words. */
-export interface Piece extends Round {
-  /** The new part of the text. */
-  text: string;
-  /** The part of it that was guessed. */
-  guessed: string;
-  /** The words of `rejected`. */
-  refused: string;
-}
-
-export interface ModelOptions extends OpenOptions {
-  /** Only token ids: no tokenizer is read. */
-  ids?: boolean;
-}
-
-interface Waiting {
-  answer(message: Answer): void;
-}
 type Answer = {
   id: number;
   value?: unknown;
   error?: { message: string; code: EdgespecError["code"] };
-  round?: Piece;
+  round?: Round;
   done?: number;
   total?: number;
 };
@@ -41,113 +23,135 @@ type Answer = {
 /** A bundle that is open in a worker, with one text at a time. */
 export class Model {
   private last = 0;
-  private readonly waiting = new Map<number, Waiting>();
+  private closed = false;
+  private readonly waiting = new Map<number, (message: Answer) => void>();
+  private readonly texts = new Set<number>();
   private constructor(
     private readonly worker: Worker,
     /** The opened bundle, and how exact it is here. */
     public facts: Facts,
   ) {
-    worker.onmessage = ({ data }: MessageEvent<Answer>) => this.waiting.get(data.id)?.answer(data);
-    worker.onerror = (event) => {
-      for (const [id, one] of this.waiting)
-        one.answer({ id, error: { message: event.message || "the worker failed", code: "broken" } });
-    };
+    worker.onmessage = ({ data }: MessageEvent<Answer>) => this.waiting.get(data.id)?.(data);
+    worker.onerror = (event) => this.fail(event.message || "the worker failed", "broken");
   }
 
   /** Opens a bundle's folder: its address, or its files by name. */
-  static async open(folder: string | URL | Map<string, Uint8Array | Blob>, options: ModelOptions = {}): Promise<Model> {
+  static async open(folder: string | URL | Map<string, Uint8Array | Blob>, options: OpenOptions = {}): Promise<Model> {
     const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
     const model = new Model(worker, undefined as unknown as Facts);
-    const { onProgress, ids, modules, ...plain } = options;
-    const known = { ...plain, ...(modules === undefined ? {} : { modules: String(new URL(modules, location.href)) }) };
-    const where = folder instanceof Map ? folder : String(new URL(folder, location.href));
+    const { onProgress, ...plain } = options;
+    for (const name of ["modules", "store"] as const)
+      if (typeof plain[name] === "string" || plain[name] instanceof URL) plain[name] = absolute(plain[name]);
+    const where = folder instanceof Map ? folder : absolute(folder);
     try {
-      const request = { call: "open", folder: where, options: known, ids: ids ?? false } as const;
-      model.facts = (await model.ask(request, onProgress)) as Facts;
+      model.facts = (await model.ask({ call: "open", folder: where, options: plain }, onProgress)) as Facts;
       return model;
     } catch (error) {
-      worker.terminate();
+      model.close();
       throw error;
     }
   }
 
   /** Continues a text, or token ids. */
-  generate(prompt: string | number[], settings: Settings = {}): AsyncGenerator<Piece, Counts, void> {
-    return this.stream(typeof prompt === "string" ? { text: prompt } : { ids: prompt }, settings);
+  generate(prompt: string | number[], settings: Settings = {}): AsyncGenerator<Round, Counts, void> {
+    return this.stream(prompt, settings, {});
   }
   /** Answers a conversation. */
-  chat(messages: Message[], settings: Settings = {}): AsyncGenerator<Piece, Counts, void> {
-    return this.stream({ messages }, settings);
+  chat(messages: Message[], settings: Settings = {}, more: TemplateOptions = {}): AsyncGenerator<Round, Counts, void> {
+    return this.stream(messages, settings, more);
   }
-  /** Ends the text that is being decoded: its generator throws an error of code `cancelled`. */
+  /** Ends the texts that were begun: their generators throw an error of code `cancelled`. */
   cancel(): void {
-    this.post({ call: "cancel" }, this.last);
+    this.cancelTexts([...this.texts]);
   }
-  async encode(text: string | Message[]): Promise<number[]> {
-    const prompt = typeof text === "string" ? { text } : { messages: text };
-    return (await this.ask({ call: "encode", prompt })) as number[];
+  async encode(text: string | Message[], more: TemplateOptions = {}): Promise<number[]> {
+    return (await this.ask({ call: "encode", prompt: text, more })) as number[];
   }
   async counts(): Promise<Counts> {
     return (await this.ask({ call: "counts" })) as Counts;
   }
-  async save(): Promise<Uint8Array> {
-    return (await this.ask({ call: "save" })) as Uint8Array;
+  /** The text and the keys and values of the target, for `restore` in a later session of the same bundle. */
+  async save(): Promise<Uint8Array<ArrayBuffer>> {
+    return (await this.ask({ call: "save" })) as Uint8Array<ArrayBuffer>;
   }
+  /** Loads a text of `save` -> the number of tokens that need not be read again. */
   async restore(saved: Uint8Array): Promise<number> {
     return (await this.ask({ call: "restore", saved })) as number;
   }
-  /** Ends the worker, and gives all memory back. */
+  /** Ends the worker, and gives all memory back. Calls that wait fail with an error of code `cancelled`. */
   close(): void {
+    this.closed = true;
     this.worker.terminate();
-    for (const [id, one] of this.waiting) one.answer({ id, error: { message: "closed", code: "cancelled" } });
+    this.fail("closed", "cancelled");
   }
 
-  private async *stream(prompt: Prompt, settings: Settings): AsyncGenerator<Piece, Counts, void> {
-    const pieces: Piece[] = [];
+  private async *stream(prompt: Prompt, settings: Settings, more: TemplateOptions): AsyncGenerator<Round, Counts, void> {
+    const known = settings.mask instanceof URL || typeof settings.mask === "string" ? absolute(settings.mask) : undefined;
+    if (typeof settings.mask === "function")
+      throw new EdgespecError("mask: expected the address of a script here: a worker cannot take a function");
+    const rounds: Round[] = [];
     let wake = (): void => {};
     let running = true;
-    const end = this.ask({ call: "generate", prompt, settings }, undefined, (piece) => {
-      pieces.push(piece);
+    const id = this.last + 1;
+    const request = { call: "generate", prompt, settings: { ...settings, mask: known }, more } as const;
+    const end = this.ask(request, undefined, (round) => {
+      rounds.push(round);
       wake();
     }).finally(() => {
       running = false;
+      this.texts.delete(id);
       wake();
     });
+    this.texts.add(id);
     end.catch(() => {}); // it is thrown below
     try {
-      while (running || pieces.length) {
-        const piece = pieces.shift();
-        if (piece) yield piece;
+      while (running || rounds.length) {
+        const round = rounds.shift();
+        if (round) yield round;
         else if (running) await new Promise<void>((resolve) => (wake = resolve));
       }
     } finally {
-      if (running) this.cancel(); // the caller went away
+      if (running) this.cancelTexts([id]); // the caller went away
     }
     return (await end) as Counts;
   }
 
+  private cancelTexts(texts: number[]): void {
+    if (!this.closed) this.post({ call: "cancel", texts }, 0);
+  }
+  private fail(message: string, code: EdgespecError["code"]): void {
+    for (const [id, answer] of this.waiting) answer({ id, error: { message, code } });
+  }
   private ask(
     request: Unnumbered<Request>,
     onProgress?: (done: number, total: number) => void,
-    onRound?: (piece: Piece) => void,
+    onRound?: (round: Round) => void,
   ): Promise<unknown> {
     const id = ++this.last;
     return new Promise((resolve, reject) => {
-      this.waiting.set(id, {
-        answer: (message) => {
-          if (message.round) return onRound?.(message.round);
-          if (message.done !== undefined) return onProgress?.(message.done, message.total!);
-          this.waiting.delete(id);
-          if (message.error) reject(new EdgespecError(message.error.message, message.error.code));
-          else resolve(message.value);
-        },
+      if (this.closed) throw new EdgespecError("expected a bundle that is open: this one was closed");
+      this.waiting.set(id, (message) => {
+        if (message.round) return onRound?.(message.round);
+        if (message.done !== undefined) return onProgress?.(message.done, message.total!);
+        this.waiting.delete(id);
+        if (message.error) reject(new EdgespecError(message.error.message, message.error.code));
+        else resolve(message.value);
       });
-      this.post(request, id);
+      try {
+        this.post(request, id);
+      } catch (error) {
+        this.waiting.delete(id);
+        throw new EdgespecError(`a value that a worker cannot take: ${(error as Error).message}`);
+      }
     });
   }
   private post(request: Unnumbered<Request>, id: number): void {
     this.worker.postMessage({ ...request, id });
   }
+}
+
+function absolute(address: string | URL): string {
+  return String(new URL(address, location.href));
 }
 
 type Unnumbered<T> = T extends unknown ? Omit<T, "id"> : never;

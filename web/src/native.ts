@@ -1,9 +1,11 @@
 // The module of WebAssembly: its imports, its memory, and the functions of edgespec.h and web.cpp.
-import { type Attention, type Counts, EdgespecError, type Round, type Settings } from "./types.js";
+import { type Attention, type Counts, EdgespecError, type Mask, type Round, type Settings } from "./types.js";
 
-const CODES = ["refused", "refused", "no memory", "cancelled", "full", "no file", "broken"] as const;
-const FINISH = [null, "stop", "length", "context"] as const;
+const CODES = ["refused", "refused", "no memory", "cancelled", "full", "no file", "broken", "broken"] as const;
+const FINISH = [null, "stop", "length", "context", "stop text"] as const;
 const NO_SYSTEM_CALL = 52; // ENOSYS of WASI
+const [FIRST_PAGES, MOST_PAGES] = [128, 65535]; // of 64 KiB, as tools/build_web.py says
+const MOST_THREADS = 8; // unless more are asked for
 
 // A function of the newest instructions, which an engine without relaxed SIMD refuses.
 const RELAXED = new Uint8Array([
@@ -19,33 +21,69 @@ export function moduleName(isa?: string): string {
 
 type Call = (...words: number[]) => number;
 
-export class Native {
-  private readonly exports: Record<string, Call>;
-  private readonly memory: WebAssembly.Memory;
+/** The first message to a thread (thread.ts). */
+export interface Start {
+  module: WebAssembly.Module;
+  memory: WebAssembly.Memory;
+  block: number;
+}
+
+/** Functions of the page that the module calls. */
+export interface Callbacks {
   /** Asked while a prompt is read; true ends the call with `cancelled`. */
-  progress: (done: number, total: number) => boolean = () => false;
+  progress(done: number, total: number): boolean;
+  decode(ids: number[]): string;
+  mask: Mask | null;
+}
 
-  private constructor(instance: WebAssembly.Instance) {
-    this.exports = instance.exports as unknown as Record<string, Call>;
-    this.memory = instance.exports.memory as WebAssembly.Memory;
-  }
+export class Native {
+  readonly page: Callbacks = { progress: () => false, decode: () => "", mask: null };
+  private readonly exports: Record<string, Call>;
+  private threads: Thread[] = [];
+  private failure: unknown = null; // of a function of the page
+  private prompt = 0; // tokens of the text's
 
-  static async load(module: WebAssembly.Module, isa?: string): Promise<Native> {
-    let native: Native | undefined;
-    const environment = isa === undefined ? [] : [`EDGESPEC_ISA=${isa}`];
-    const calls = wasi(() => new DataView(native!.memory.buffer), environment);
-    const imports: Record<string, Record<string, unknown>> = {
-      edgespec: { progress: (done: number, total: number) => Number(native!.progress(done, total)) },
-      wasi_snapshot_preview1: {},
+  private constructor(
+    private readonly module: WebAssembly.Module,
+    private readonly memory: WebAssembly.Memory,
+    environment: string[],
+  ) {
+    const page = {
+      progress: (done: number, total: number) => this.answer(() => Number(this.page.progress(done, total))),
+      mask: (...words: [number, number, number, number, number, number, number]) => this.answer(() => this.mask(...words)),
+      decode: (ids: number, count: number, text: number, room: number, size: number) =>
+        this.answer(() => {
+          const bytes = new TextEncoder().encode(this.page.decode(this.ids(ids, count)));
+          if (bytes.length <= room) new Uint8Array(memory.buffer, text, room).set(bytes);
+          this.view().setUint32(size, bytes.length, true);
+          return 0;
+        }),
     };
-    for (const { module: from, name } of WebAssembly.Module.imports(module))
-      if (from === "wasi_snapshot_preview1") imports[from]![name] = calls[name] ?? (() => NO_SYSTEM_CALL);
-    const instance = await WebAssembly.instantiate(module, imports as WebAssembly.Imports);
-    native = new Native(instance);
-    native.exports._initialize?.();
-    return native;
+    this.exports = instantiated(module, memory, environment, page);
+    this.exports._initialize?.();
   }
 
+  /** Loads a module with a number of threads; without it, as many as this page may have. */
+  static async load(module: WebAssembly.Module, isa?: string, threads?: number): Promise<Native> {
+    const native = new Native(module, reserved(), isa === undefined ? [] : [`EDGESPEC_ISA=${isa}`]);
+    try {
+      const most = mostThreads(threads);
+      while (native.threadCount < most) native.threads.push(await native.thread());
+      return native;
+    } catch (error) {
+      native.end();
+      throw error;
+    }
+  }
+  /** Ends the threads; nothing else may be called after it. */
+  end(): void {
+    for (const thread of this.threads) thread.end();
+    this.threads = [];
+  }
+
+  get threadCount(): number {
+    return 1 + this.threads.length;
+  }
   get bytes(): number {
     return this.memory.buffer.byteLength;
   }
@@ -74,7 +112,7 @@ export class Native {
     this.free(name);
   }
   /** A copy of a file, such as a saved session; null: there is none. */
-  read(path: string): Uint8Array | null {
+  read(path: string): Uint8Array<ArrayBuffer> | null {
     const name = this.words(path);
     const at = this.allocate(4);
     const start = this.call("web_find", name, at) >>> 0;
@@ -86,7 +124,7 @@ export class Native {
   openBundle(folder: string): number {
     const name = this.words(folder);
     try {
-      return this.made((out) => this.call("bundle_open", name, 1, out));
+      return this.made((out) => this.call("bundle_open", name, this.threadCount, out));
     } finally {
       this.free(name);
     }
@@ -111,12 +149,16 @@ export class Native {
     }
   }
 
-  openSession(bundle: number, attention: Attention | "", context: number, maxBytes: number): number {
-    const name = this.words(attention);
+  /** Gives a bundle the tokenizer of `page`. */
+  setCodec(bundle: number): void {
+    this.check(this.call("web_codec", bundle));
+  }
+  openSession(bundle: number, attention: Attention | "", context: number, maxBytes: number, store: string): number {
+    const [name, path] = [this.words(attention), store ? this.words(store) : 0];
     try {
-      return this.made((out) => this.call("web_session", bundle, name, context, maxBytes, out));
+      return this.made((out) => this.call("web_session", bundle, name, context, maxBytes, path, out));
     } finally {
-      this.free(name);
+      this.free(name, path);
     }
   }
   closeSession(session: number): void {
@@ -141,9 +183,9 @@ export class Native {
     }
   }
 
-  begin(session: number, prompt: ArrayLike<number>, settings: Settings): void {
+  begin(session: number, prompt: ArrayLike<number>, settings: Settings & { masked: boolean }): void {
     const ids = this.allocate(8 * Math.max(prompt.length, 1));
-    const text = new TextEncoder().encode(JSON.stringify(settings));
+    const text = new TextEncoder().encode(JSON.stringify(settings, numbers));
     const json = this.allocate(text.length);
     try {
       const view = this.view();
@@ -152,13 +194,14 @@ export class Native {
         view.setBigInt64(ids + 8 * i, BigInt(prompt[i]!), true);
       }
       new Uint8Array(this.memory.buffer, json, text.length).set(text);
+      this.prompt = prompt.length;
       this.check(this.call("web_begin", session, ids, prompt.length, json, text.length));
     } finally {
       this.free(ids, json);
     }
   }
-  next(session: number): Round {
-    const at = this.sized(44);
+  next(session: number): Omit<Round, "guessed" | "refused"> {
+    const at = this.sized(68);
     try {
       this.check(this.call("next", session, at));
       const view = this.view();
@@ -174,6 +217,8 @@ export class Native {
         finish: FINISH[view.getInt32(at + 4, true)] ?? null,
         drafter: this.text(view.getUint32(at + 36, true)),
         logprobs: logprobs ? [...tokens.keys()].map((i) => view.getFloat64(logprobs + 8 * i, true)) : null,
+        top: this.top(at, tokens.length),
+        text: this.text(view.getUint32(at + 44, true), view.getUint32(at + 48, true)),
       };
     } finally {
       this.free(at);
@@ -202,10 +247,65 @@ export class Native {
     }
   }
 
+  private async thread(): Promise<Thread> {
+    const block = this.call("web_worker") >>> 0;
+    if (!block) throw new EdgespecError("no memory for a thread", "no memory");
+    return started({ module: this.module, memory: this.memory, block });
+  }
+
+  // The round's likeliest tokens in the place of each of `count` tokens.
+  private top(round: number, count: number): Round["top"] {
+    const view = this.view();
+    const [ids, values] = [view.getUint32(round + 52, true), view.getUint32(round + 56, true)];
+    const width = view.getInt32(round + 60, true);
+    if (!ids) return null;
+    return Array.from({ length: count }, (_, row) =>
+      Array.from({ length: width }, (_, i) => ({
+        id: Number(view.getBigInt64(ids + 8 * (row * width + i), true)),
+        logprob: view.getFloat64(values + 8 * (row * width + i), true),
+      })).filter(({ id }) => id >= 0),
+    );
+  }
+
+  // A function of the page may throw: the module ends its call, which then throws the same.
+  private answer(work: () => number): number {
+    try {
+      return work();
+    } catch (error) {
+      this.failure ??= error;
+      return 1;
+    }
+  }
+  private mask(
+    text: number,
+    count: number,
+    path: number,
+    pathCount: number,
+    logits: number,
+    columns: number,
+    allowed: number,
+  ): number {
+    const buffer = this.memory.buffer;
+    this.page.mask!(
+      [...this.ids(text, count), ...this.ids(path, pathCount)],
+      new Uint8Array(buffer, allowed, columns),
+      { prompt: this.prompt, logits: new Float32Array(buffer, logits, columns), decode: this.page.decode },
+    );
+    return 0;
+  }
+
   private call(name: string, ...words: number[]): number {
-    return this.exports[`edgespec_${name}`]!(...words);
+    try {
+      return this.exports[`edgespec_${name}`]!(...words);
+    } catch (error) {
+      if (error instanceof EdgespecError) throw error;
+      throw new EdgespecError(`the module failed in ${name}: ${(error as Error).message}`, "broken");
+    }
   }
   private check(status: number): void {
+    const failure = this.failure;
+    this.failure = null;
+    if (status && failure !== null) throw failure;
     if (status) throw new EdgespecError(this.text(this.call("error")).replace(/^edgespec: /, ""), CODES[status]);
   }
   private made(make: (out: number) => number): number {
@@ -240,9 +340,10 @@ export class Native {
     new Uint8Array(this.memory.buffer, at, bytes.length).set(bytes);
     return at;
   }
-  private text(at: number): string {
+  // A text that ends with a zero, or of a size.
+  private text(at: number, size?: number): string {
     const bytes = new Uint8Array(this.memory.buffer);
-    return at ? new TextDecoder().decode(bytes.slice(at, bytes.indexOf(0, at))) : "";
+    return at ? new TextDecoder().decode(bytes.slice(at, size === undefined ? bytes.indexOf(0, at) : at + size)) : "";
   }
   private ids(at: number, count: number): number[] {
     const view = this.view();
@@ -250,7 +351,78 @@ export class Native {
   }
 }
 
-// What C's library asks of the system, as far as this one does: time, random numbers, its environment, and messages.
+interface Thread {
+  end(): void;
+}
+
+/** Instantiates a module over its memory, which threads may share -> its functions. */
+export function instantiated(
+  module: WebAssembly.Module,
+  memory: WebAssembly.Memory,
+  environment: string[] = [],
+  page: Record<string, (...words: never[]) => number> = {},
+): Record<string, Call> {
+  const calls = wasi(() => new DataView(memory.buffer), environment);
+  const imports: Record<string, Record<string, unknown>> = { env: { memory }, edgespec: {}, wasi_snapshot_preview1: {} };
+  for (const { module: from, name } of WebAssembly.Module.imports(module)) {
+    if (from === "wasi_snapshot_preview1") imports[from]![name] = calls[name] ?? (() => NO_SYSTEM_CALL);
+    if (from === "edgespec") imports[from]![name] = page[name] ?? (() => 1);
+  }
+  return new WebAssembly.Instance(module, imports as WebAssembly.Imports).exports as unknown as Record<string, Call>;
+}
+
+// As much memory as this engine lets a module grow to.
+function reserved(): WebAssembly.Memory {
+  for (let maximum = MOST_PAGES; ; maximum >>= 1)
+    try {
+      return new WebAssembly.Memory({ initial: FIRST_PAGES, maximum, shared: true });
+    } catch (error) {
+      if (maximum < 4 * FIRST_PAGES) throw new EdgespecError(`no memory: ${(error as Error).message}`, "no memory");
+    }
+}
+
+const IN_NODE = typeof process === "object" && !!process.versions?.node;
+
+// The number of threads, the calling one included.
+function mostThreads(asked?: number): number {
+  const page = globalThis as unknown as { crossOriginIsolated?: boolean; document?: unknown };
+  const may = IN_NODE || (page.crossOriginIsolated === true && page.document === undefined); // a page's own never waits
+  if (asked === undefined) return may ? Math.min(globalThis.navigator?.hardwareConcurrency ?? 1, MOST_THREADS) : 1;
+  if (!Number.isInteger(asked) || asked < 1 || asked > 64)
+    throw new EdgespecError(`threads ${asked}: expected a whole number from 1 to 64`);
+  if (asked > 1 && !may)
+    throw new EdgespecError(`threads ${asked}: expected 1 outside of workers of a page that is cross-origin isolated`);
+  return asked;
+}
+
+async function started(start: Start): Promise<Thread> {
+  const script = new URL("./thread.js", import.meta.url);
+  if (IN_NODE) {
+    const { Worker } = await import("node:worker_threads");
+    const worker = new Worker(script);
+    return new Promise((resolve, reject) => {
+      worker.once("message", () => resolve({ end: () => void worker.terminate() }));
+      worker.once("error", (error) => reject(new EdgespecError(`a thread: ${error.message}`, "broken")));
+      worker.ref();
+      worker.postMessage(start);
+    }).finally(() => worker.unref()) as Promise<Thread>;
+  }
+  const worker = new Worker(script, { type: "module" });
+  return new Promise((resolve, reject) => {
+    worker.onmessage = () => resolve({ end: () => worker.terminate() });
+    worker.onerror = (event) => reject(new EdgespecError(`a thread: ${event.message || "no script"}`, "broken"));
+    worker.postMessage(start);
+  });
+}
+
+// JSON has no infinity and no NaN, and would write null, which is the default.
+function numbers(name: string, value: unknown): unknown {
+  if (value === -Infinity && /^\d+$/.test(name)) return null; // a token that is forbidden
+  if (typeof value === "number" && !Number.isFinite(value)) throw new EdgespecError(`${name}: expected a finite number`);
+  return value;
+}
+
+// Calls of the C library to the system, as far as this one makes them: time, random numbers, its environment, and messages.
 function wasi(view: () => DataView, environment: string[]): Record<string, (...words: never[]) => number> {
   const bytes = environment.map((line) => new TextEncoder().encode(`${line}\0`));
   const calls = {

@@ -8,6 +8,15 @@ import { EdgespecError } from "./types.js";
 export interface Message {
   role: string;
   content: string;
+  /** Other fields that the template reads, such as calls of tools. */
+  [field: string]: unknown;
+}
+
+/** Variables of a chat template, besides messages. */
+export interface TemplateOptions {
+  tools?: unknown[];
+  /** Variables of the template, such as enable_thinking. */
+  [variable: string]: unknown;
 }
 
 export class Text {
@@ -26,7 +35,12 @@ export class Text {
       : config.chat_template;
     const template = file || listed;
     const special = ["bos_token", "eos_token", "unk_token", "pad_token"].map((name) => [name, wordOf(config[name])]);
-    return new Text(new Tokenizer(rules, config), template ? new Template(template) : null, Object.fromEntries(special));
+    try {
+      const own = template ? new Template(template) : null;
+      return new Text(new Tokenizer(rules, config), own, Object.fromEntries(special));
+    } catch (error) {
+      throw new EdgespecError(`the bundle's tokenizer or chat template: ${(error as Error).message}`);
+    }
   }
 
   /** Token ids of a text, with those that the tokenizer puts before it. */
@@ -34,29 +48,19 @@ export class Text {
     return Array.from(this.tokenizer.encode(text).ids, Number);
   }
   /** Token ids of a conversation, to which the model is to answer. */
-  chat(messages: Message[]): number[] {
+  chat(messages: Message[], more: TemplateOptions = {}): number[] {
     if (!this.template) throw new EdgespecError("this bundle has no chat template: expected a text");
-    const text = this.template.render({ messages, add_generation_prompt: true, ...this.variables });
+    let text: string;
+    try {
+      text = this.template.render({ messages, add_generation_prompt: true, ...this.variables, ...more });
+    } catch (error) {
+      throw new EdgespecError(`the chat template refuses this conversation: ${(error as Error).message}`);
+    }
     return Array.from(this.tokenizer.encode(text, { add_special_tokens: false }).ids, Number);
   }
   decode(ids: number[]): string {
     if (!ids.length) return ""; // the library refuses none
     return this.tokenizer.decode(ids, { skip_special_tokens: true, clean_up_tokenization_spaces: false });
-  }
-  /** The words of tokens as they come: `push` gives what is new, without half a character. */
-  stream(): { push(ids: number[]): string } {
-    const all: number[] = [];
-    let given = 0;
-    return {
-      push: (ids) => {
-        all.push(...ids);
-        const text = this.decode(all);
-        if (text.endsWith("\ufffd")) return "";
-        const more = text.slice(given);
-        given = text.length;
-        return more;
-      },
-    };
   }
 }
 

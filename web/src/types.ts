@@ -34,6 +34,30 @@ export interface Settings {
   fixed?: boolean;
   /** Token ids of a text that is expected, such as a file before an edit. */
   prediction?: number[];
+  /** Texts that end the text, of which they are no part. */
+  stopTexts?: string[];
+  /** Rounds say the log-probabilities of this many of the likeliest tokens, at most 20. */
+  topLogprobs?: number;
+  /** medusa: guesses of its tree; without it, as many as are predicted to be fastest. */
+  nodes?: number;
+  /** blockwise: passes that refine a block before it is verified. */
+  cycles?: number;
+  /** Which tokens may come next. `Model` takes the address of a script that exports a Mask as its default. */
+  mask?: Mask | string | URL;
+}
+
+/**
+ * Forbids tokens, such as those that a grammar does not allow: sets some of `allowed`, which are all 1, to 0.  It is
+ * asked for any prefix of prompt, text and guesses, in any order, and must answer by the prefix alone.
+ */
+export type Mask = (prefix: number[], allowed: Uint8Array, more: MaskFacts) => void;
+export interface MaskFacts {
+  /** How many tokens of the prefix are the prompt. */
+  prompt: number;
+  /** Logits of the place, after bias and penalties. */
+  logits: Float32Array;
+  /** The words of tokens; "" where the bundle was opened for token ids. */
+  decode(ids: number[]): string;
 }
 
 /** One pass of the model, and what came of it. */
@@ -47,11 +71,19 @@ export interface Round {
   /** How many of `tokens` were guesses, the first ones. */
   accepted: number;
   /** Why this round is the last; null: it is not. */
-  finish: "stop" | "length" | "context" | null;
+  finish: "stop" | "length" | "context" | "stop text" | null;
   /** The drafter that guessed; "" without guesses. */
   drafter: string;
   /** Log-probabilities of the tokens, where settings ask for them. */
   logprobs: number[] | null;
+  /** The likeliest tokens in the place of each token, the likeliest first, where settings ask for them. */
+  top: { id: number; logprob: number }[][] | null;
+  /** The new part of the text, in whole characters; "" where the bundle was opened for token ids. */
+  text: string;
+  /** The part of it that was guessed. */
+  guessed: string;
+  /** The words of `rejected`. */
+  refused: string;
 }
 
 /** Sums of a text. */
@@ -82,6 +114,7 @@ export interface Facts {
    * twice, and a token may differ from native ones where two logits nearly tie.
    */
   exactness: "exact" | "near-ties may differ";
+  /** Threads of a pass, the calling one included. The text does not depend on them. */
   threads: number;
   context: number;
   vocab: number;
@@ -98,6 +131,12 @@ export interface OpenOptions {
   attention?: Attention;
   /** Maximum bytes of caches. */
   maxBytes?: number;
+  /** Without it one for each processor, at most 8, where the page is cross-origin isolated, and in Node; else one. */
+  threads?: number | undefined;
+  /** Only token ids: no tokenizer is read. */
+  ids?: boolean;
+  /** A file of `edgespec ngram build`, for the method ngram: its address, or the file. */
+  store?: string | URL | Uint8Array | Blob;
   /** Where the modules are; without it, next to this file. */
   modules?: string | URL;
   /** Kernels instead of this machine's best: relaxed, simd128 or scalar. */

@@ -1,19 +1,20 @@
 // The worker of a page: it has the module, the tokenizer and the bundle, and answers messages in their order.
 import { Engine } from "./engine.js";
-import { type Message, Text } from "./text.js";
+import type { Message, TemplateOptions } from "./text.js";
 import { EdgespecError, type OpenOptions, type Settings } from "./types.js";
 
-export type Prompt = { ids: number[] } | { text: string } | { messages: Message[] };
+export type Prompt = string | number[] | Message[];
 export type Request =
-  | { id: number; call: "open"; folder: string | Map<string, Uint8Array | Blob>; options: OpenOptions; ids: boolean }
-  | { id: number; call: "generate"; prompt: Prompt; settings: Settings }
-  | { id: number; call: "encode"; prompt: Prompt }
+  | { id: number; call: "open"; folder: string | Map<string, Uint8Array | Blob>; options: OpenOptions }
+  | { id: number; call: "generate"; prompt: Prompt; settings: Settings; more: TemplateOptions }
+  | { id: number; call: "encode"; prompt: string | Message[]; more: TemplateOptions }
   | { id: number; call: "restore"; saved: Uint8Array }
-  | { id: number; call: "save" | "facts" | "counts" | "close" }
-  | { id: number; call: "cancel" };
+  | { id: number; call: "save" | "facts" | "counts" }
+  | { id: number; call: "cancel"; texts: number[] };
 
 let engine: Engine | undefined;
-let text: Text | undefined;
+let running = 0; // the text that is being decoded
+const cancelled = new Set<number>(); // texts that have not begun
 let turn: Promise<void> = Promise.resolve();
 
 const scope = globalThis as unknown as {
@@ -22,8 +23,11 @@ const scope = globalThis as unknown as {
 };
 
 scope.onmessage = ({ data }) => {
-  if (data.call === "cancel") return engine?.cancel();
-  turn = turn.then(() => run(data));
+  if (data.call !== "cancel") turn = turn.then(() => run(data));
+  else
+    for (const id of data.texts)
+      if (id === running) engine?.cancel();
+      else if (id > running) cancelled.add(id);
 };
 
 async function run(request: Request): Promise<void> {
@@ -31,56 +35,44 @@ async function run(request: Request): Promise<void> {
     scope.postMessage({ id: request.id, value: await answer(request) });
   } catch (error) {
     const { message, code } = error as EdgespecError;
-    scope.postMessage({ id: request.id, error: { message, code: code ?? "broken" } });
+    scope.postMessage({ id: request.id, error: { message, code: error instanceof EdgespecError ? code : "broken" } });
   }
-}
-
-function opened(): Engine {
-  if (!engine) throw new EdgespecError("expected a bundle that is open");
-  return engine;
-}
-
-function idsOf(prompt: Prompt): number[] {
-  if ("ids" in prompt) return prompt.ids;
-  if (!text) throw new EdgespecError("this bundle was opened for token ids");
-  return "text" in prompt ? text.encode(prompt.text) : text.chat(prompt.messages);
 }
 
 async function answer(request: Request): Promise<unknown> {
-  switch (request.call) {
-    case "open": {
-      const onProgress = (done: number, total: number): void => scope.postMessage({ id: request.id, done, total });
-      engine = await Engine.open(request.folder, { ...request.options, onProgress });
-      if (!request.ids) text = await Text.load(engine.source);
-      return engine.facts;
-    }
-    case "generate": {
-      const words = text?.stream();
-      for await (const round of opened().rounds(idsOf(request.prompt), request.settings)) {
-        const pieces = [round.tokens.slice(0, round.accepted), round.tokens.slice(round.accepted)];
-        const [guessed, own] = pieces.map((ids) => words?.push(ids) ?? "");
-        scope.postMessage({
-          id: request.id,
-          round: { ...round, text: `${guessed}${own}`, guessed, refused: text?.decode(round.rejected) ?? "" },
-        });
-      }
-      return opened().counts;
-    }
-    case "encode":
-      return idsOf(request.prompt);
-    case "save":
-      return opened().save();
-    case "restore":
-      return opened().restore(request.saved);
-    case "facts":
-      return opened().facts;
-    case "counts":
-      return opened().counts;
-    case "close":
-      opened().close();
-      engine = undefined;
-      return null;
-    case "cancel":
-      return null;
+  if (request.call === "open") {
+    const onProgress = (done: number, total: number): void => scope.postMessage({ id: request.id, done, total });
+    engine = await Engine.open(request.folder, { ...request.options, onProgress });
+    return engine.facts;
   }
+  if (!engine) throw new EdgespecError("expected a bundle that is open");
+  switch (request.call) {
+    case "generate":
+      return generate(engine, request);
+    case "encode":
+      return engine.encode(request.prompt, request.more);
+    case "save":
+      return engine.save();
+    case "restore":
+      return engine.restore(request.saved);
+    case "facts":
+      return engine.facts;
+    case "counts":
+      return engine.counts;
+  }
+}
+
+async function generate(engine: Engine, { id, prompt, settings, more }: Request & { call: "generate" }): Promise<unknown> {
+  running = id;
+  if (cancelled.delete(id)) throw new EdgespecError("cancelled", "cancelled");
+  const rounds = isConversation(prompt) ? engine.chat(prompt, settings, more) : engine.generate(prompt, settings);
+  for (;;) {
+    const { done, value } = await rounds.next();
+    if (done) return value;
+    scope.postMessage({ id, round: value });
+  }
+}
+
+function isConversation(prompt: Prompt): prompt is Message[] {
+  return typeof prompt !== "string" && typeof prompt[0] === "object";
 }

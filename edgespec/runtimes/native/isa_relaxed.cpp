@@ -65,8 +65,8 @@ bool multiplies_signed() {
   return true;
 }
 
-// A dot product of four that loses what 16 bits do not hold is made of one in 16 bits: so are its operands not as it
-// wants them, which ours are.
+// Whether a dot product of four bytes has sums in 16 bits inside.  They show where the second operand is out of range,
+// as it never is elsewhere.
 bool sums_in_16_bits() {
   volatile int8_t x = 127, y = -1;
   const v128_t sum = dot7(wasm_i32x4_splat(0), wasm_i8x16_splat(x), wasm_i8x16_splat(y));

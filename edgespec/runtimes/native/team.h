@@ -24,6 +24,8 @@ inline void relax() {
   _mm_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
+#elif defined(__wasm__)
+  for (int i = 0; i < 32; ++i) asm volatile("");  // there is no such instruction
 #endif
 }
 

@@ -1,5 +1,5 @@
-// Exports of the module of WebAssembly, next to edgespec.h (web/src/native.ts calls them): files in memory, and the
-// settings of a text as JSON.
+// Exports of the module of WebAssembly, next to edgespec.h (web/src/native.ts calls them): files in memory, threads,
+// the settings of a text as JSON, and functions of the page.
 #include <cstddef>
 #include <cstdlib>
 #include <limits>
@@ -12,16 +12,23 @@
 #include "guarded.h"
 #include "json.h"
 #include "memory_files.h"
+#include "web_threads.h"
 
 using namespace edgespec;
 
-// The host's: whether to end the reading of a prompt here.
-extern "C" __attribute__((import_module("edgespec"), import_name("progress"))) int32_t web_progress(double done,
-                                                                                                    double total);
+// The page's.  Not 0: the call ends here; of web_decode: it failed.
+#define EDGESPEC_OF_PAGE(name) extern "C" __attribute__((import_module("edgespec"), import_name(name))) int32_t
+EDGESPEC_OF_PAGE("progress") web_progress(double done, double total);
+EDGESPEC_OF_PAGE("mask")
+web_mask(const int64_t* text, int32_t count, const int64_t* path, int32_t path_count, const float* logits,
+         int32_t columns, uint8_t* allowed);
+EDGESPEC_OF_PAGE("decode") web_decode(const int64_t* ids, size_t count, char* text, size_t room, size_t* size);
 
 // web/src/native.ts reads them at these places
 static_assert(sizeof(void*) == 4 && offsetof(edgespec_round, tokens) == 8 && offsetof(edgespec_round, count) == 20 &&
-              offsetof(edgespec_round, accepted) == 32 && offsetof(edgespec_round, logprobs) == 40);
+              offsetof(edgespec_round, accepted) == 32 && offsetof(edgespec_round, logprobs) == 40 &&
+              offsetof(edgespec_round, text) == 44 && offsetof(edgespec_round, top_ids) == 52 &&
+              offsetof(edgespec_round, top_count) == 60 && sizeof(edgespec_round) == 68);
 static_assert(offsetof(edgespec_bundle_facts, context) == 8 && offsetof(edgespec_bundle_facts, stop_count) == 28);
 static_assert(offsetof(edgespec_counts, prompt_tokens) == 8 && offsetof(edgespec_counts, dropped) == 80);
 
@@ -30,6 +37,8 @@ namespace {
 struct Settings {
   edgespec_settings given = EDGESPEC_INIT(edgespec_settings);
   std::string method;
+  std::vector<std::string> stop_texts;
+  std::vector<const char*> stop_words;
   std::vector<int64_t> stops, prediction, bias_tokens;
   std::vector<double> biases;
   std::vector<int32_t> branch;
@@ -54,7 +63,12 @@ struct Settings {
                                          "branch",
                                          "logprobs",
                                          "fixed",
-                                         "prediction"};
+                                         "prediction",
+                                         "stopTexts",
+                                         "topLogprobs",
+                                         "nodes",
+                                         "cycles",
+                                         "masked"};
     for (const auto& member : from.members()) {
       bool known = false;
       for (const char* name : kKnown) known |= member.first == name;
@@ -91,6 +105,15 @@ struct Settings {
     given.logprobs = flag("logprobs");
     given.fixed = flag("fixed");
     prediction = from["prediction"].numbers("prediction");
+    if (!from["stopTexts"].is_null() && from["stopTexts"].kind() != Json::kList)
+      refuse("stopTexts: expected a list of texts");
+    for (const Json& one : from["stopTexts"].items()) stop_texts.push_back(one.text("stopTexts"));
+    for (const std::string& one : stop_texts) stop_words.push_back(one.c_str());
+    given.stop_texts = stop_words.data();
+    given.stop_text_count = static_cast<int32_t>(stop_words.size());
+    given.top_logprobs = small("topLogprobs", whole("topLogprobs"));
+    given.nodes = small("nodes", whole("nodes"));
+    given.cycles = small("cycles", whole("cycles"));
     given.stops = stops.data();
     given.stop_count = static_cast<int32_t>(stops.size());
     given.bias_tokens = bias_tokens.data();
@@ -103,6 +126,12 @@ struct Settings {
     given.progress = [](void*, int64_t done, int64_t total) {
       return static_cast<int>(web_progress(static_cast<double>(done), static_cast<double>(total)));
     };
+    if (flag("masked"))
+      given.mask = [](void*, const int64_t* text, int64_t count, const int64_t* path, int32_t path_count,
+                      const float* logits, int64_t columns, uint8_t* allowed) {
+        return static_cast<int>(web_mask(text, static_cast<int32_t>(count), path, path_count, logits,
+                                         static_cast<int32_t>(columns), allowed));
+      };
   }
   Settings(const Settings&) = delete;
   Settings& operator=(const Settings&) = delete;
@@ -124,8 +153,18 @@ EDGESPEC_WEB uint8_t* edgespec_web_file(const char* path, size_t size) {
 EDGESPEC_WEB void edgespec_web_drop(const char* path) { drop_file(path); }
 EDGESPEC_WEB const uint8_t* edgespec_web_find(const char* path, size_t* size) { return find_file(path, size); }
 
+// Gives a bundle the page's tokenizer.
+EDGESPEC_WEB int edgespec_web_codec(edgespec_bundle* bundle) {
+  edgespec_codec codec = EDGESPEC_INIT(edgespec_codec);
+  codec.decode = [](void*, const int64_t* ids, size_t count, char* text, size_t room, size_t* size) {
+    return static_cast<int>(web_decode(ids, count, text, room, size));
+  };
+  return edgespec_bundle_set_codec(bundle, &codec);
+}
+
+// store: a file, or null.
 EDGESPEC_WEB int edgespec_web_session(edgespec_bundle* bundle, const char* attention, double context, double max_bytes,
-                                      edgespec_session** session) {
+                                      const char* store, edgespec_session** session) {
   const int status = guarded([&] {
     const std::string name = attention;
     if (name != "" && name != "f32" && name != "f16" && name != "int8")
@@ -142,6 +181,7 @@ EDGESPEC_WEB int edgespec_web_session(edgespec_bundle* bundle, const char* atten
                                        : 0;
   options.context = static_cast<int64_t>(context);
   options.max_bytes = static_cast<uint64_t>(max_bytes);
+  options.ngram_store = store;
   return edgespec_session_open(bundle, &options, session);
 }
 
@@ -156,4 +196,37 @@ EDGESPEC_WEB int edgespec_web_begin(edgespec_session* session, const int64_t* pr
     status = edgespec_begin(session, prompt, count, &read.given);
   });
   return failed ? failed : status;
+}
+
+// ---- threads: a worker of the page calls edgespec_web_serve with its memory, and stays in it
+
+namespace {
+constexpr size_t kThreadMemory = size_t(1) << 20;  // its stack, which grows down to its thread_local objects
+constexpr size_t kMostLocals = 4096;
+}  // namespace
+__asm__(
+    ".globaltype __stack_pointer, i32\n"
+    ".functype __wasm_init_tls (i32) -> ()\n"
+    ".functype edgespec_web_work () -> ()\n"
+    ".globl edgespec_web_serve\n"
+    ".type edgespec_web_serve,@function\n"
+    "edgespec_web_serve:\n"
+    ".functype edgespec_web_serve (i32) -> ()\n"
+    "local.get 0\n"
+    "i32.const 1048576\n"
+    "i32.add\n"
+    "global.set __stack_pointer\n"
+    "local.get 0\n"
+    "call __wasm_init_tls\n"
+    "call edgespec_web_work\n"
+    "end_function\n");
+extern "C" void edgespec_web_work() { serve_threads(); }
+
+// The memory of a worker, which is expected to come; null: there is none.
+EDGESPEC_WEB void* edgespec_web_worker() {
+  static_assert(kThreadMemory == 1048576);  // as above
+  if (__builtin_wasm_tls_size() > kMostLocals) return nullptr;
+  void* made = std::aligned_alloc(64, kThreadMemory);
+  if (made) expect_workers(1);
+  return made;
 }
