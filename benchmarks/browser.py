@@ -199,7 +199,7 @@ def run(server: Server, browser: str, asked: dict[str, Any]) -> dict[str, Any]:
             running.kill()
             running.wait()
     if found is None or "error" in found:
-        sys.exit(f"{asked['program']}: {'it did not end' if found is None else found['error']}")
+        raise RuntimeError("it did not end" if found is None else found["error"])
     return found | {"peak": peak, "sent": dict(server.sent)}
 
 
@@ -253,7 +253,12 @@ def main(words: list[str]) -> int:
             for turn in range(given.runs):
                 for name in list(named)[:: -1 if turn % 2 else 1]:
                     program, method = named[name]
-                    found = run(server, given.browser, asked | {"program": program, "method": method})
+                    try:
+                        found = run(server, given.browser, asked | {"program": program, "method": method})
+                    except RuntimeError as error:  # the others go on
+                        print(f"{name}: {error}", file=sys.stderr)
+                        del named[name], figures[name]
+                        continue
                     figures[name].append(found)
                     print(f"{name}: {rate(found):.1f} tokens/s", file=sys.stderr)
     print(table(figures, empty))
