@@ -255,7 +255,7 @@ def main(words: list[str]) -> int:
                     program, method = named[name]
                     try:
                         found = run(server, given.browser, asked | {"program": program, "method": method})
-                    except RuntimeError as error:  # the others go on
+                    except RuntimeError as error:  # the others continue
                         print(f"{name}: {error}", file=sys.stderr)
                         del named[name], figures[name]
                         continue
