@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from edgespec.drafters.registry import AR
+from edgespec.runtimes.audio.features import HOP
 from edgespec.runtimes.files.attention import default_attention, exact_attention, with_copy
 from edgespec.runtimes.files.formats import KV_BLOCK
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, checkpoint_bytes, padded_dim, state_width
 from edgespec.runtimes.files.manifest import ModelPart
-from edgespec.runtimes.files.sound import SoundPart, WhisperFrontend
+from edgespec.runtimes.files.sound import ConformerFrontend, SoundPart, WhisperFrontend
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.encoder import encoder_attention
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
@@ -63,6 +64,19 @@ def heard_bytes(sound: SoundPart, convolutions: list[ModelPart], rows: int) -> i
         width = one.facts.hidden
         found += one.facts.context * (READ * 9 * (width if at else 1) + 2 * 4 * width)
     return found
+
+
+def conformer_bytes(front: ConformerFrontend, tower: ModelPart, rows: int) -> int:
+    """Bytes of a conformer's pass that ``native_scratch`` does not count, and of the recording and its features.
+
+    Inputs and outputs of its matrices are float32 buffers, because they are clamped: of two MLPs, of attention with a
+    matrix more, and of a convolution.
+    """
+    facts = tower.facts
+    floats = facts.intermediate + 3 * facts.heads * facts.head_dim + 13 * facts.hidden
+    frames = rows << front.convolutions
+    heard = 4 * (5 * frames * HOP + 2 * frames * front.bands)  # samples and their copies, features and a copy
+    return rows * (4 * floats + 2 * _act_bytes(tower, facts.hidden)) + heard
 
 
 def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:

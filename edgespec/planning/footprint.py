@@ -17,6 +17,7 @@ from edgespec.planning.budget import table_of
 from edgespec.planning.buffers import (
     blocks,
     checkpoint_bytes_of,
+    conformer_bytes,
     heard_bytes,
     kv_bytes,
     logits_bytes,
@@ -32,6 +33,7 @@ from edgespec.runtimes.audio.features import HOP, WINDOW_SAMPLES
 from edgespec.runtimes.files.kv import memory_format
 from edgespec.runtimes.files.manifest import ImagePart, Manifest, ModelPart, SoundPart
 from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.files.sound import ConformerFrontend
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.encoder import encoder_attention
 from edgespec.runtimes.slots.text_encoder import ROWS
@@ -298,6 +300,8 @@ def sense_parts(
     if sound is not None:
         convolutions = sides[-getattr(sound.front, "convolutions", 0) or len(sides) :]
         working += heard_bytes(sound, convolutions, rows)
+        if isinstance(sound.front, ConformerFrontend):
+            working += conformer_bytes(sound.front, tower, rows)
         most, name = min(sound.max_rows, sound.front.rows(WINDOW_SAMPLES // HOP)), "recordings"
     weights = sum(manifest.files[one.weights].size for one in sides)
     note = f"{tower.format}, and its projectors, mapped, as far as they are used"

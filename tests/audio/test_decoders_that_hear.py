@@ -117,6 +117,8 @@ def test_pictures_and_recordings_share_a_prompt(tmp_path: Path) -> None:
         memory = memory_of(engine.bundle.manifest, RunOptions(operators="native"))
     assert memory.part("audio tower").file > 0 < memory.part("tower").file
     assert memory.part("recordings").private == 4 * 64 * 750
+    # buffers of clamped matrices, samples and features of 30 s
+    assert memory.part("audio tower scratch").private > 750 * 4 * (192 + 3 * 2 * 40) + 4 * 5 * 480_000
 
 
 def test_a_draft_with_towers_of_its_own_hears_what_a_draft_of_text_does_not(tmp_path: Path) -> None:
