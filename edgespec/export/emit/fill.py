@@ -39,17 +39,22 @@ class WeightFile:
     ) -> None:
         self._file.__exit__(kind, error, trace)
 
-    def write(self, entry: Stored, pieces: Iterable[NDArray[Any]]) -> None:
-        """Write a tensor that arrives as consecutive pieces of its bytes, in row order."""
-        self.write_together((entry,), ((piece,) for piece in pieces))
+    def write(self, entry: Stored, pieces: Iterable[NDArray[Any]], scattered: bool = False) -> None:
+        """Write a tensor that arrives as consecutive pieces of its bytes, in row order.
 
-    def write_together(self, entries: Sequence[Stored], pieces: Iterable[tuple[NDArray[Any], ...]]) -> None:
+        ``scattered``: rows of it are looked up, far from each other.
+        """
+        self.write_together((entry,), ((piece,) for piece in pieces), scattered)
+
+    def write_together(
+        self, entries: Sequence[Stored], pieces: Iterable[tuple[NDArray[Any], ...]], scattered: bool = False
+    ) -> None:
         """Write tensors of which pieces arrive together."""
         written = [0] * len(entries)
         for together in pieces:
             for i, (entry, piece) in enumerate(zip(entries, together, strict=True)):
                 own = np.ascontiguousarray(piece, entry.dtype).reshape(-1)
-                written[i] += self._file.write_at(entry.offset + written[i], own.data)
+                written[i] += self._file.write_at(entry.offset + written[i], own.data, scattered)
             self._bytes += sum(piece.nbytes for piece in together)
             self.progress(self._bytes)
         for entry, count in zip(entries, written, strict=True):
@@ -75,7 +80,7 @@ def fill(
                 file.write_together(planes, filler.planes(plan.matrices[name], packed))
                 continue
             for entry, pieces in filler.tensors(content, name):
-                file.write(plan.entries[entry], pieces)
+                file.write(plan.entries[entry], pieces, scattered=content == "rows")
         file.progress(plan.end)
     return filler.errors
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 PIECE = 4 << 20  # bytes, of whole huge pages
+SCATTERED = 256 << 10  # bytes, of what is read a little here and there: what plans of memory count there
 
 
 class LargeWrites:
@@ -41,8 +42,10 @@ class LargeWrites:
             self._writer.shutdown()
             self._file.close()
 
-    def write_at(self, offset: int, data: Any) -> int:
+    def write_at(self, offset: int, data: Any, scattered: bool = False) -> int:
         """Write contiguous bytes at an offset; returns how many.
+
+        ``scattered``: the reader wants a little here and there, so that a huge page would bring too much.
 
         Raises:
             OSError: the disk is full, or another error of the system; also of an earlier write.
@@ -51,11 +54,12 @@ class LargeWrites:
         if not (length := left.nbytes):
             return 0
         left = left.cast("B")
-        if offset != self._first + self._count:
+        if offset != self._first + self._count or scattered:
             self._flush()
             self._first = offset
+        size = SCATTERED if scattered else PIECE
         while left.nbytes:
-            room = PIECE - (self._first + self._count) % PIECE
+            room = size - (self._first + self._count) % size
             taken = left[:room]
             self._held[self._count : self._count + taken.nbytes] = taken
             self._count, left = self._count + taken.nbytes, left[taken.nbytes :]

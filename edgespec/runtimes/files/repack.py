@@ -172,7 +172,7 @@ def _convert(weights: Path, index: Path, layout: Layout, target: Path, origin: S
                 if name in present and present[name][1:] == entry[1:]:
                     made.add(entry.offset)
                     first = present[name].offset
-                    file.write_at(entry.offset, source[first : first + entry.length].data)
+                    file.write_at(entry.offset, source[first : first + entry.length].data, scattered=True)
         if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
             raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
         facts = {"source": [origin.weights, origin.index], "sha256": sha256(part / target.name)}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.runtimes.files.large_writes import PIECE, LargeWrites
+from edgespec.runtimes.files.large_writes import PIECE, SCATTERED, LargeWrites
 
 
 def test_bytes_at_their_places(tmp_path: Path) -> None:
@@ -51,6 +51,15 @@ def test_only_whole_aligned_pieces_reach_the_system(tmp_path: Path, monkeypatch:
     assert len(writes) > 1
     assert all(offset % PIECE == 0 for offset, _ in writes)
     assert [size for _, size in writes[:-1]] == [PIECE] * (len(writes) - 1)
+
+
+def test_scattered_pieces_are_small_and_at_their_places(tmp_path: Path) -> None:
+    data = np.arange(3 * SCATTERED + 11, dtype=np.uint32)
+    with LargeWrites(tmp_path / "file") as file:
+        file.write_at(0, b"begin")
+        assert file.write_at(5, data.data, scattered=True) == data.nbytes
+        file.write_at(5 + data.nbytes, b"end")
+    assert (tmp_path / "file").read_bytes() == b"begin" + data.tobytes() + b"end"
 
 
 def test_a_full_disk_is_the_systems_error(tmp_path: Path) -> None:
