@@ -30,6 +30,7 @@ from tests.support.c_sessions import (
     HostOfC,
     HostPass,
     Refused,
+    RoundFound,
     Session,
     settings_of,
 )
@@ -126,14 +127,15 @@ def pair(bundles: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[...,
             data = json.loads((folder / MANIFEST).read_text("utf-8"))
             (bare := tmp_path / "bare").mkdir()
             shutil.copy(folder / MANIFEST, bare)
-            hosts = [Host(stack.enter_context(Native(folder / data[part]["graphs"]["native"]["file"])), trees)
-                     for part in ("target", "draft")]  # fmt: skip
+            target, draft = (
+                Host(stack.enter_context(Native(folder / data[part]["graphs"]["native"]["file"])), trees)
+                for part in ("target", "draft")
+            )
             native, hosted = (stack.enter_context(one) for one in (Bundle(folder), Bundle(bare, hosted=True)))
             assert (hosted.facts.vocab, hosted.facts.has_draft) == (native.facts.vocab, 1)
-            functions = {"target": hosts[0].of_c, "draft": hosts[1].of_c}
-            session = stack.enter_context(hosted.session(context=context, **functions))
-            return Pair(folder, stack.enter_context(native.session(context=context)), session, *hosts,
-                        int(hosted.facts.vocab))  # fmt: skip
+            session = stack.enter_context(hosted.session(context=context, target=target.of_c, draft=draft.of_c))
+            own = stack.enter_context(native.session(context=context))
+            return Pair(folder, own, session, target, draft, int(hosted.facts.vocab))
 
         yield opened
 
@@ -201,7 +203,7 @@ def test_a_pass_that_fails_can_be_run_again(pair: Callable[..., Pair]) -> None:
                     break
                 except Refused as error:
                     errors.append(error)
-            rounds = []
+            rounds = list[RoundFound]()
             while not rounds or rounds[-1].finish is None:
                 try:
                     rounds.append(found.session.next())
