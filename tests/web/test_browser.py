@@ -102,9 +102,8 @@ def tokens(rounds: list[Any]) -> list[int]:
     return [token for one in rounds for token in one["tokens"]]
 
 
-@pytest.mark.parametrize(
-    ("name", "isolated"), [("chromium", True), ("chromium", False), ("firefox-esr", True)]
-)  # fmt: skip
+@pytest.mark.parametrize("isolated", [True, False])
+@pytest.mark.parametrize("name", BROWSERS)
 def test_the_package(name: str, isolated: bool, server: Server, site: Path, tmp_path: Path) -> None:
     need(name, "to open the page in")
     server.isolated = isolated
