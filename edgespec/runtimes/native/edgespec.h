@@ -219,6 +219,9 @@ EDGESPEC_API int edgespec_bundle_open_streamed(const char* folder, int32_t threa
  * the end tokens of the "tokenizer" ("eos"); of a "draft" likewise (since version 6). */
 EDGESPEC_API int edgespec_bundle_open_hosted(const char* folder, edgespec_bundle** bundle);
 EDGESPEC_API void edgespec_bundle_close(edgespec_bundle* bundle); /* null is fine */
+/* Limits the threads of later passes, the caller's included, such as on a hot device.  From any thread; no result
+ * changes (since version 6). */
+EDGESPEC_API int edgespec_bundle_limit(edgespec_bundle* bundle, int32_t threads);
 
 /* Adds a LoRA adapter, a folder that PEFT saved for the model of the target, before sessions are opened -> its number,
  * for `adapter` of settings.  An adapter with more than products of two matrices is refused: it can be merged at export

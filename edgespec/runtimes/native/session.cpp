@@ -542,6 +542,14 @@ int edgespec_bundle_add_adapter(edgespec_bundle* bundle, const char* folder, int
   });
 }
 
+int edgespec_bundle_limit(edgespec_bundle* bundle, int32_t threads) {
+  return guarded([&] {
+    if (!bundle || threads < 1) refuse("expected a bundle, and at least one thread");
+    for (edgespec_model* model : {bundle->target.get(), bundle->draft.get(), bundle->drafter.get()})
+      if (model) model->threads.limit(threads);
+  });
+}
+
 int edgespec_bundle_describe(const edgespec_bundle* bundle, edgespec_bundle_facts* facts) {
   return guarded([&] {
     if (!bundle) refuse("expected a bundle");
