@@ -1,9 +1,8 @@
-//! Hugging Face's tokenizers and minijinja with a C interface, which `edgespec_tokenizer.h` describes, and JNI.
+//! Hugging Face's tokenizers and minijinja with a C interface, which `edgespec_tokenizer.h` describes.
 
 mod chat;
 mod codec;
 mod control;
-mod jni;
 mod own;
 mod python;
 
