@@ -1,4 +1,4 @@
-"""Compare the Kotlin runtime on a JVM, native and on ONNX Runtime, with Python: speed, memory and garbage.
+"""Compare Kotlin's binding on a JVM with Python: speed, memory and garbage.
 
     python -m benchmarks.kotlin BUNDLE            # tokens per second, load time, PSS, allocated bytes
     python -m benchmarks.kotlin BUNDLE --turns 60 # milliseconds a token of open engines that decode in turn
@@ -22,7 +22,6 @@ from typing import Any
 
 from edgespec import load
 from edgespec.reports.bench import bootstrap
-from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.ort.native_library import native_library
 from tests.support import jvm
 
@@ -30,10 +29,10 @@ WARM_TURNS = 8  # the JVM compiles what runs often
 PROMPT = [2 + at % 29 for at in range(32)]
 
 
-def serve(bundle: str, operators: WantedOperators, method: str, tokens: int) -> dict[str, float]:
+def serve(bundle: str, method: str, tokens: int) -> dict[str, float]:
     """Load a bundle and decode: the figures of the Kotlin side, except garbage."""
     start = perf_counter()
-    engine = load(bundle, threads=2, operators=operators, check=False)
+    engine = load(bundle, threads=2, operators="native", check=False)
     loaded = perf_counter()
     settings: dict[str, Any] = {"method": method, "ignore_eos": True}
     engine.generate(PROMPT, max_new_tokens=1, **settings)
@@ -46,14 +45,14 @@ def serve(bundle: str, operators: WantedOperators, method: str, tokens: int) -> 
     assert found
     engine.close()
     again = perf_counter()
-    load(bundle, threads=2, operators=operators, check=False).close()
+    load(bundle, threads=2, operators="native", check=False).close()
     return {"load_ms": 1000 * (loaded - start), "first_ms": 1000 * (first - loaded), "ms_per_token": ms / tokens,
             "pss_mib": int(found[1]) / 1024, "load_again_ms": 1000 * (perf_counter() - again)}  # fmt: skip
 
 
-def answer(bundle: str, operators: WantedOperators, method: str, tokens: int) -> None:
+def answer(bundle: str, method: str, tokens: int) -> None:
     """Keep an engine open and decode at every line of standard input; print the milliseconds a token of each time."""
-    with load(bundle, threads=2, operators=operators, check=False) as engine:
+    with load(bundle, threads=2, operators="native", check=False) as engine:
         for _ in sys.stdin:
             begun = perf_counter()
             result = engine.generate(PROMPT, max_new_tokens=tokens, method=method, ignore_eos=True)
@@ -95,7 +94,6 @@ def main() -> None:
     """Run both sides, print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle")
-    parser.add_argument("--operators", choices=["native", "stock"], default="native")
     parser.add_argument("--method", default="ar")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--launches", type=int, default=5)
@@ -104,21 +102,19 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one and given.turns:
-        answer(given.bundle, given.operators, given.method, given.tokens)
+        answer(given.bundle, given.method, given.tokens)
         return
     if given.one:
-        sys.stdout.write(json.dumps(serve(given.bundle, given.operators, given.method, given.tokens)))
+        sys.stdout.write(json.dumps(serve(given.bundle, given.method, given.tokens)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         classes = given.classes or jvm.classpath(Path(scratch) / "built")
-        library = str(native_library().path) if given.operators == "native" else "-"
+        library = str(native_library().path)
         # a small heap at first: otherwise it holds megabytes of garbage that was never collected
         alone = ["java", "-Xms8m", "-Xmx512m", "-XX:+UseSerialGC", "dev.edgespec.support.SpeedKt"]
-        java = [*alone, given.bundle, library, given.operators, given.method, str(given.tokens)]
+        java = [*alone, given.bundle, library, given.method, str(given.tokens)]
         python = [sys.executable, "-m", "benchmarks.kotlin", *sys.argv[1:], "--one"]
         commands = {"kotlin": java, "an empty JVM": alone, "python": python}
-        if given.operators == "native":
-            commands["kotlin on ONNX Runtime"] = [*java[:-3], "native-on-onnxruntime", *java[-2:]]
         if given.turns:
             del commands["an empty JVM"]
             told = {name: command if name == "python" else [*command, "turns"] for name, command in commands.items()}

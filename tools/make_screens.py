@@ -23,8 +23,7 @@ from tests.support.jvm import DEMO, environment, folder_alone, maven
 from tools import make_apk as apk
 
 ARCHIVES = ("androidx.test:monitor:1.8.0:aar", "androidx.test.espresso:espresso-idling-resource:3.7.0:aar")
-SOUND = DEMO.parent / "tests" / "data" / "digits" / "en.wav"
-BUNDLES = {"bundle": "shakespeare-73m", "translating": "restore", "hearing": "spoken-digits"}  # what each screen shows
+MODEL = "shakespeare-73m"
 ANDROID = "org.robolectric:android-all-instrumented:14-robolectric-10818077-i7"
 
 
@@ -74,7 +73,7 @@ def draw(output: Path, bundles: Mapping[str, Path]) -> str:
         fetched(folder / "android", ANDROID)
         java = ["java", "-Xmx1g", "-XX:+UseSerialGC", "-Drobolectric.offline=true"]
         java += [f"-Drobolectric.dependency.dir={folder / 'android'}", f"-Djava.library.path={library.parent}"]
-        java += [f"-Dedgespec.{name}={path}" for name, path in {**bundles, "sound": SOUND, "pictures": output}.items()]
+        java += [f"-Dedgespec.{name}={path}" for name, path in {**bundles, "pictures": output}.items()]
         output.mkdir(parents=True, exist_ok=True)
         env = environment(os.pathsep.join(classes))
         java += ["org.junit.runner.JUnitCore", "dev.edgespec.app.Screens"]
@@ -91,11 +90,9 @@ def main() -> None:
     if lost := apk.missing():
         sys.exit(f"not installed: {', '.join(lost)}")
     with tempfile.TemporaryDirectory() as scratch:
-        bundles = {name: Path(scratch) / name for name in BUNDLES}
-        for name, model in BUNDLES.items():
-            draft = f"builtin:{model.removesuffix('-73m')}-draft"
-            how = ("--quick", "--method", "speculative", "--draft", draft, "--operators", "native")
-            apk.run("edgespec", "export", f"builtin:{model}", *how, "-o", bundles[name])
+        bundles = {"bundle": Path(scratch) / "bundle"}
+        how = ("--quick", "--method", "speculative", "--draft", "builtin:shakespeare-draft", "--operators", "native")
+        apk.run("edgespec", "export", f"builtin:{MODEL}", *how, "-o", bundles["bundle"])
         bundles["talking"] = talking(bundles["bundle"], Path(scratch) / "talking")
         sys.stdout.write(draw(given.output.resolve(), bundles))
 

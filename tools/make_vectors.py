@@ -2,10 +2,9 @@
 
 python tools/make_vectors.py [FOLDER]
 
-Kotlin's runtime is tested against these files (android_demo), and this program against itself: a change of the core
-that changes a vector must be meant.  ``adaptive.json`` and ``controls.json`` are not made here any more: they are of
-the control that Kotlin has, which is an earlier one than Python's.  Rows of logits are not stored where a formula
-makes them (``row``).
+Sessions in C++ are tested against these files (tests/runtimes/native/test_sessions.py), and this program against
+itself: a change of the core that changes a vector must be meant.  Rows of logits are not stored where a formula makes
+them (``row``).
 """
 
 from __future__ import annotations
@@ -25,15 +24,6 @@ from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.target import Output
 from edgespec.decoding.verify import Accept, RowSampler, verify
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.predicted import Predicted
-from edgespec.engine.sharing import PrefillBudget
-from edgespec.formulas.tree import grow, layout
-from tools.make_bundle_vectors import manifests
-from tools.make_drafter_vectors import confidences, drawing, searches
-from tools.make_guard_vectors import guards
-from tools.make_plan_vectors import plans, turns
-from tools.make_sight_vectors import pictures
-from tools.make_source_vectors import features, languages, rules, sentences
 from tools.vector_rows import params_of, row
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
@@ -187,68 +177,11 @@ def ngram() -> Iterator[dict[str, Any]]:
             yield {"text": text, "settings": given, "proposals": found}
 
 
-def trees() -> Iterator[dict[str, Any]]:
-    """Make trees of heads' draft tokens: the likeliest nodes, and their places."""
-    rng = np.random.default_rng(9)
-    for heads in (1, 3, 5):
-        ranks = [sorted(rng.uniform(0, 0.6 / (head + 1), 6).tolist(), reverse=True) for head in range(heads)]
-        if heads == 5:  # as few positions measure them
-            ranks = [[0.0, *head] for head in ranks]
-        for most in (1, 4, 16, 40):
-            paths = [list(path) for path, _ in grow(ranks, most)]
-            parents, at_heads, at_ranks = layout([tuple(path) for path in paths])
-            placed = {"parents": parents.tolist(), "heads": at_heads.tolist(), "rank_of": at_ranks.tolist()}
-            yield {"ranks": ranks, "most": most, "paths": paths, **placed}
-
-
-def predicted() -> Iterator[dict[str, Any]]:
-    """Guesses out of an expected text while another one grows: [its tokens, budget, guesses]."""
-    rng = np.random.default_rng(13)
-    for vocab in (3, 20, 500):
-        expected = rng.integers(0, vocab, 40).tolist()
-        text = [1, 2, *expected[:9], 0, 0, *expected[9:20], *expected[24:31], 1, *expected[4:12], *expected[36:], 2, 2]
-        drafter, steps, length = Predicted(expected, 2), [], 2
-        while length <= len(text):
-            budget = int(rng.integers(1, 7))
-            steps.append([length, budget, drafter.propose(text[:length], budget).tokens.tolist()])
-            length += int(rng.integers(1, 4))
-        yield {"expected": expected, "prompt": 2, "text": text, "steps": steps}
-
-
-def pace() -> Iterator[dict[str, Any]]:
-    """Sizes of chunks of a prompt, on recorded seconds of a row and of a pass."""
-    rng = np.random.default_rng(11)
-    for row_ms, pass_ms in ((0.2, 1.0), (0.5, 30.0), (4.0, 1.0), (12.0, 60.0)):
-        model, steps = PrefillBudget(), []
-        for number in range(300):
-            most, alone = (128, 128, 32, 16)[number // 40 % 4], bool(number // 20 % 3)
-            rows = model.rows(most, alone)
-            seconds = round(float((pass_ms + row_ms * rows) * rng.uniform(0.8, 1.4)) / 1000, 6)
-            model.took(rows, seconds)
-            steps.append([most, int(alone), rows, seconds])
-        yield {"steps": steps}
-
-
 MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "noise": noise,
     "sampling": sampling,
     "verify": verification,
     "ngram": ngram,
-    "predicted": predicted,
-    "trees": trees,
-    "manifests": manifests,
-    "plans": plans,
-    "turns": turns,
-    "pace": pace,
-    "drawing": drawing,
-    "confidences": confidences,
-    "searches": searches,
-    "guards": guards,
-    "rules": rules,
-    "languages": languages,
-    "sentences": sentences,
-    "features": features,
-    "pictures": pictures,
 }
 
 

@@ -1,15 +1,20 @@
-"""The Android archive: what it holds and lacks, its coordinates, and an app that compiles against it."""
+"""The Android archive: what it holds and lacks, its coordinates, and the example that runs against it."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.jvm import DEMO, maven, need_maven
+from edgespec import load
+from edgespec.runtimes.ort.native_library import native_library
+from tests.support.golden import talking
+from tests.support.jvm import DEMO, environment, maven, need_maven
 from tools import make_aar, make_apk
 
 EXAMPLE = DEMO.parent / "examples" / "android" / "src" / "MainActivity.kt"
@@ -41,7 +46,10 @@ JAR = "<dependency><groupId>test</groupId><artifactId>{name}</artifactId><versio
 
 
 @pytest.mark.nightly
-def test_an_app_compiles_against_the_archive(arm_library: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("native")
+def test_an_app_compiles_against_the_archive_and_chats(
+    arm_library: Path, bundles: Callable[..., Path], tmp_path: Path
+) -> None:
     need_maven()
     files = make_aar.assemble(tmp_path / "made", [("arm64-v8a", arm_library)])
     assert [file.name.removeprefix(f"{make_aar.NAME}-{make_aar.VERSION}") for file in files] == [
@@ -87,3 +95,17 @@ def test_an_app_compiles_against_the_archive(arm_library: Path, tmp_path: Path) 
     done = maven("compile", "-f", str(example / "pom.xml"))
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert (example / "target" / "classes" / "dev" / "edgespec" / "example" / "MainActivity.class").is_file()
+    bundle, lines, said = (
+        talking(bundles("native", "int4"), tmp_path / "talking"),
+        ("What say you?", "And then?"),
+        list[str](),
+    )
+    with load(bundle, threads=2) as engine:
+        talk = engine.conversation()
+        said = [talk.ask(line, max_new_tokens=48).text + "\n" for line in lines]
+    library = native_library().path
+    assert library is not None
+    program = ["java", "dev.edgespec.example.ChatKt", str(bundle), str(library), "48"]
+    env = environment(":".join(map(str, (example / "target" / "classes", classes, *make_apk.needed_jars()))))
+    ran = subprocess.run(program, input="\n".join(lines), capture_output=True, text=True, env=env, timeout=300)
+    assert (ran.returncode, ran.stdout) == (0, "".join(said)), ran.stderr

@@ -70,14 +70,14 @@ def test_what_gradle_packs_is_there() -> None:
     assert (DEMO / "app" / native[1]).resolve() == DEMO.parent / "CMakeLists.txt"
     assert "ai.onnxruntime" in (DEMO / "app" / rules[1]).read_text("utf-8")
     kept = re.findall(
-        r"-keep (?:class|enum) (dev\.edgespec\S*)\.([A-Z]\w+)", (DEMO / "app" / rules[1]).read_text("utf-8")
+        r"-keep (?:class|enum|interface) (dev\.edgespec\S*)\.([A-Z]\w+)", (DEMO / "app" / rules[1]).read_text("utf-8")
     )
     assert ("dev.edgespec.app", "Kept") in kept
     for package, name in kept:
         sources = "".join(
             file.read_text("utf-8") for file in DEMO.glob(f"*/src/main/kotlin/{package.replace('.', '/')}/*.kt")
         )
-        assert re.search(rf"\bclass {name}\b", sources), name
+        assert re.search(rf"\b(?:class|interface) {name}\b", sources), name
     excluded = re.search(r"resources.excludes \+= listOf\((.+)\)", GRADLE)
     assert excluded
     patterns = re.findall(r'"(.+?)"', excluded[1])

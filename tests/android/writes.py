@@ -16,20 +16,18 @@ from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import FORMATS, Format
-from edgespec.runtimes.files.manifest import MANIFEST, Operators
+from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.ort.native_library import native_library
-from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, export_bundle
-from tests.support import golden, hf, sourced
-from tests.support.agreement import SEEDED, export, export_random, serve, ways
+from tests.conftest import PROMPTS, THREADS, export_bundle
+from tests.support import golden, hf
+from tests.support.agreement import HOSTED, SEEDED, export, export_random, serve, ways
 from tests.support.dflash import write_dflash
 from tests.support.jvm import same_onnxruntime
 from tests.support.mtp import write_mtp
-from tests.support.older import schema_2
-from tests.support.wide import wide_config
 
 LENGTH = 24
 CHOSEN = (0, 4, 10, 13)  # prompts
-SPREAD = 4  # formats that share the ways; native int4 has all of them, and by tests/support/agreement.py all have
+SPREAD = 4  # formats that share the ways; int4 has all of them, and by tests/support/agreement.py all have
 
 # states of convolutions and of delta rules with experts of which some get every row; layers that share keys and values;
 # state spaces
@@ -37,14 +35,12 @@ KINDS = ("lfm2_conv", "qwen3_5_moe_shared", "gemma4_shared", "granite_hybrid_exp
 STORY = "There was nothing left to do but wait. She had"
 # texts that go back: states are read on from where the second left the first, and the fourth the third
 BACK = (STORY * 8, STORY * 3 + STORY[::-1] * 3, STORY * 3 + STORY[2:] * 4, STORY * 3 + "?")
-# two conversations that alternate, and a third that begins like the first: each continues from its own state
+# two conversations that alternate, and a third that begins like the first
 OTHER = STORY[::-1]
-LONG = PROMPTS[14] * 20  # more than two blocks of what is kept of prompts
 TURNS = (STORY * 5, OTHER * 5, STORY * 5 + OTHER, OTHER * 5 + STORY, STORY * 5 + OTHER * 2, STORY * 4 + OTHER * 2)
 RANDOM: tuple[dict[str, Any], ...] = (
     {"method": "ar"}, {"method": "speculative"}, {"method": "speculative", "branch": [2], **SEEDED},
-    {"method": "swift"}, {"method": "self-spec", **SEEDED}, {"method": "paradecode", "threshold": 0.05},
-    {"method": "medusa"},
+    {"method": "self-spec", **SEEDED}, {"method": "medusa"},
 )  # fmt: skip
 
 
@@ -57,70 +53,30 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
     shutil.copy(library, path.parent / "libedgespec.so")  # the app finds it by its name
     full = export(path.parent / "full", "int4")
     made = [serve(full, "native", every, LENGTH)]
-    for operators in OPERATORS:
-        for number, form in enumerate(FORMATS):
-            if (operators, form) != ("native", "int4"):
-                made.append(serve(bundles(operators, form), operators, common[number % SPREAD :: SPREAD], LENGTH))
-    older = schema_2(bundles("stock", "int8"), path.parent / "older")
-    made.append(serve(older, "stock", common[:SPREAD], LENGTH))
-    eagle = [request for request in every if request[0]["method"] == "eagle"]
-    made.append(serve(export(path.parent / "eagle", "int8", "stock"), "stock", eagle, LENGTH))
-    back: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in BACK]
+    for number, form in enumerate(FORMATS):
+        if form != "int4":
+            made.append(serve(bundles("native", form), "native", common[number % SPREAD :: SPREAD], LENGTH))
+    hosted = [request for request in common if request[0]["method"] in HOSTED]
+    made.append(serve(bundles("stock", "int8"), "stock", hosted, LENGTH))
     talks: list[tuple[dict[str, Any], str]] = [({"method": "speculative"}, text) for text in TURNS]
-    for operators in OPERATORS:
-        made.append(serve(bundles(operators, "int8"), operators, talks, LENGTH))
-        reused = [case["reused"] for case in made[-1]["cases"]]
-        assert min(reused[2:]) > len(made[-1]["cases"][0]["prompt"]) // 2
-    turns: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in TURNS]
-    requests = [*back, *turns, *((settings, STORY) for settings in RANDOM)]
+    made.append(serve(bundles("native", "int8"), "native", talks, LENGTH))
+    requests: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in (*BACK, *TURNS)]
+    requests += [(settings, STORY) for settings in RANDOM]
     for name in KINDS:
         made.append(serve(export_random(path.parent / name, str(checkpoint(name))), "native", requests, LENGTH))
-        assert made[-1]["cases"][2]["reused"] > len(STORY)
-    wide = hf.write_checkpoint(path.parent / "wide-source", wide_config(256, layers=3, positions=512), seed=5)
-    made.append(serve(export_random(path.parent / "wide", str(wide), "stock"), "stock", requests, LENGTH))
     source = write_mtp(path.parent / "mtp", "qwen3_5_delta", agrees=True)
     drafter = write_dflash(path.parent / "dflash", open_model(source, None), (1, 3), agrees=True)
     for method, given in (("mtp", None), ("dflash", str(drafter))):
         options = ExportOptions(str(source), path.parent / f"{method}-bundle", [method], "int8", operators="native",
                                 threads=THREADS, drafter=given)  # fmt: skip
         export_model(options, golden=False)
-        data = json.loads((options.output / MANIFEST).read_text("utf-8"))
-        data["methods"]["self-spec"]["skip"]["head_rows"] = 96  # int8 drafts by its high planes, and a cut LM head
-        (options.output / MANIFEST).write_text(json.dumps(data), "utf-8")
-        for name in (method, "self-spec"):
-            asked = [({"method": name, **how}, STORY) for how in ({}, SEEDED)]
-            made.append(serve(options.output, "native", asked, LENGTH))
-        made.append(serve(options.output, "native", [({"method": method}, STORY)], LENGTH, "high"))
-        assert made[-1]["cases"][0]["tokens"] != made[-2]["cases"][0]["tokens"]
-    made += [*sourced.restored(path.parent, LENGTH), *sourced.kinds(path.parent, LENGTH)]
-    (path.parent / "forms").mkdir()
-    coded = ExportOptions(TARGET, path.parent / "coded", [], "int4", attention=["int4"], threads=THREADS)
-    export_model(coded, golden=False)
-    long: list[golden.Long] = [
-        (full, {}, {"method": "ar"}, LONG),
-        (full, {}, {"method": "speculative", "fallback": False}, LONG[1:]),
-        (full, {"attention": "int8"}, {"method": "ngram"}, LONG),
-        (bundles("stock", "int8"), {}, {"method": "self-spec"}, LONG),
-        (coded.output, {"attention": "int4"}, {"method": "ar"}, LONG),
-        *((path.parent / name / "bundle", {}, {"method": "ar"}, STORY * 12) for name in KINDS),
-    ]
+        asked: list[tuple[dict[str, Any], str]] = [({"method": method, **how}, STORY) for how in ({}, SEEDED)]
+        made.append(serve(options.output, "native", asked, LENGTH))
     more: dict[str, Any] = {
-        "prompts": golden.prompts(long, path.parent / "kept"),
         "chats": golden.chats(),
         "tokenizers": golden.tokenizers(path.parent),
         "conversation": golden.conversation(full, path.parent),
-        "forms": sourced.forms(path.parent / "forms"),
-        "searched": sourced.searched(
-            [path.parent / f"{name}-bundle" for name in sourced.KINDS] + [path.parent / "restore-int8"]
-        ),
-        "seen": sourced.seen(path.parent),
-        "heard": sourced.heard(path.parent / "digits"),
     }
-    talking, hybrid = Path(more["conversation"]["path"]), path.parent / KINDS[1] / "bundle"
-    measured = (talking, path.parent / "restore-int4", bundles("stock", "int8"), hybrid)
-    more["profiles"] = [
-        {"path": str(one), "profile": str(path.parent / f"profile{at}.json")} for at, one in enumerate(measured)
-    ]
     path.write_text(json.dumps({"library": str(library), "bundles": made, **more}), "utf-8")
     return sum(len(one["cases"]) for one in made)
 

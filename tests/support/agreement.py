@@ -1,9 +1,9 @@
-"""Every method on a JVM against Python: requests that Python serves here, and the Kotlin runtime serves again.
+"""Sessions on a JVM against Python: requests that Python serves here, and Kotlin's binding serves again.
 
     python -m tests.support.agreement --prompts 20 --tokens 100
     python -m tests.support.agreement --prompts 1 --tokens 24 --core cortex-a76 --java FOLDER
 
-Tokens of the second command are written by ONNX Runtime for arm64 under emulation (tests/support/arm64.py).
+Tokens of the second command are written for arm64 under emulation (tests/support/arm64.py).
 """
 
 from __future__ import annotations
@@ -18,44 +18,35 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import load
-from edgespec.engine.encoding import Source
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.files.operators import WantedOperators
-from edgespec.runtimes.options import WeightPrecision
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set, method_parts
 from tests.support import arm64, jvm
 from tests.support.checkpoints import make_heads
 
-METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "auto")
-FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock does not choose what is exact
+METHODS = ("ar", "ngram", "speculative", "self-spec", "medusa", "blockwise", "eagle", "auto")
 TREE = {"method": "speculative", "branch": [2]}
 CHAIN = {"method": "chain", "proposers": ["ngram", "self-spec"]}
 EXPECTED = "I will not be a woman of the state, and the world shall be so. What is the matter, sir?"
-# with sampled draft tokens, their number decides the text: no control, of which Kotlin keeps an earlier version
+# with sampled draft tokens, their number decides the text: no control, which looks at the clock
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "adaptive": False}
-# the same text says nothing of a drafter's guesses; these no clock changes: no control, no search, no choice of a tree
-COUNTED = ("ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle")
-UNCONTROLLED = {"adaptive": False, "search": 0.0, "nodes": 12}
-
-
-class LastToken:
-    """Guesses that the last token comes again; the Kotlin side has its twin."""
-
-    def propose(self, tokens: list[int], budget: int) -> list[int]:
-        return [tokens[-1]] * min(budget, 3)
+# the same text says nothing of a drafter's guesses; these no clock changes: no control, no choice of a tree
+COUNTED = ("ngram", "speculative", "self-spec", "medusa", "blockwise", "eagle")
+HOSTED = ("ar", "ngram", "speculative")  # what passes of ONNX Runtime can do for the library's loop
+UNCONTROLLED = {"adaptive": False, "nodes": 12}
 
 
 def ways() -> list[dict[str, Any]]:
     """List the settings that are compared: every method, greedy and sampled; some shapes of guesses, ways to verify."""
     found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
     found.remove({"method": "auto", **SEEDED})  # its choice also belongs to control
-    shapes: list[dict[str, Any]] = [TREE, {"method": "eagle", "branch": [2, 1]}, CHAIN, {"method": "proposer"}]
+    shapes: list[dict[str, Any]] = [TREE, CHAIN]
     counted: list[dict[str, Any]] = [{"method": name} for name in COUNTED]
-    found += [{**one, **UNCONTROLLED, **how} for one in [*counted, *shapes[:3]] for how in ({}, SEEDED)]
+    found += [{**one, **UNCONTROLLED, **how} for one in [*counted, *shapes] for how in ({}, SEEDED)]
     found += [{**shape, **how} for shape in shapes for how in ({}, SEEDED)]
     found += [
         {"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})
@@ -64,6 +55,7 @@ def ways() -> list[dict[str, Any]]:
         {"method": "ngram", "temperature": 0.8, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 3}
     )
     found.append({"method": "blockwise", "cycles": 2})
+    found.append({"method": "ngram", "logit_bias": {5: 2.0, 9: -4.0}, "logprobs": True})
     penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.4, "adaptive": False}
     found += [{"method": "ngram", "prediction": EXPECTED, **penalties, **how} for how in ({}, SEEDED)]
     found += [{**CHAIN, "prediction": EXPECTED, **how} for how in ({}, SEEDED)]
@@ -75,32 +67,27 @@ def serve(
     operators: WantedOperators,
     requests: Sequence[tuple[dict[str, Any], str]],
     length: int,
-    precision: WeightPrecision = "full",
 ) -> dict[str, Any]:
     """Give what Python writes for (settings, prompt), for the Kotlin side; every answer has ``length`` tokens."""
-    engine = load(bundle, threads=THREADS, operators=operators, precision=precision)
+    engine = load(bundle, threads=THREADS, operators=operators)
     cases = []
     for settings, text in requests:
-        # other requests are fixed with native operators if draft tokens are not sampled, with trees or without
-        fixed = settings["method"] in FIXED or (operators == "native" and "temperature" not in settings)
-        read = engine.encode(text)
-        prompt = read.tokens if isinstance(read, Source) else read
+        prompt = engine.codec.encode(text)
         changes = {name: value for name, value in settings.items() if name not in ("method", "proposers")}
         changes |= {"proposers": tuple(settings["proposers"])} if "proposers" in settings else {}
-        own = settings["method"] == "proposer"
-        changes |= {"proposer": LastToken()} if own else {"method": settings["method"]}
-        result = engine.generate(read, max_new_tokens=length, ignore_eos=True, **changes)
+        result = engine.generate(prompt, method=settings["method"], max_new_tokens=length, ignore_eos=True, **changes)
         assert result.stats.dropped_reason is None
         assert len(result.tokens) == length
         guesses: dict[str, Any] = {"drafted": result.stats.drafted, "histogram": result.stats.histogram}
-        counts = bool(settings.keys() & {"search", "presence_penalty"})
-        cases.append({**(guesses if counts else {}), "prompt": prompt, "settings": settings,
-                      "max_new_tokens": length, "tokens": result.tokens,
-                      "reused": result.stats.reused_tokens, "text": result.text,
-                      "exact": result.exact and fixed})  # fmt: skip
+        counts = bool(settings.keys() & {"nodes", "presence_penalty"})
+        fixed = operators == "native" and "temperature" not in settings  # of stock ones Kotlin compares no rows
+        logprobs = {"logprobs": result.logprobs} if "logprobs" in settings else {}
+        cases.append({**(guesses if counts else {}), **logprobs, "prompt": prompt, "settings": settings,
+                      "max_new_tokens": length, "tokens": result.tokens, "text": result.text,
+                      "finish": result.finish, "exact": result.exact and fixed})  # fmt: skip
     form = engine.bundle.manifest.target.format
     engine.close()
-    return {"path": str(bundle), "operators": operators, "precision": precision, "format": form, "cases": cases}
+    return {"path": str(bundle), "operators": operators, "format": form, "cases": cases}
 
 
 def export(folder: Path, form: Format, operators: Operators = "native") -> Path:
@@ -116,25 +103,21 @@ def export(folder: Path, form: Format, operators: Operators = "native") -> Path:
 def export_random(folder: Path, source: str, operators: Operators = "native") -> Path:
     """Make a bundle of a checkpoint of tests/support/hf.py; the draft is the model itself."""
     folder.mkdir()
-    heads = [str(make_heads(folder / kind, kind, source)) for kind in ("medusa", "paradecode")]
-    methods = ["speculative", "self-spec", "swift", "medusa", "paradecode"]
+    heads = [str(make_heads(folder / "medusa", "medusa", source))]
+    methods = ["speculative", "self-spec", "medusa"]
     options = ExportOptions(source, folder / "bundle", methods, "int4", heads=heads, draft=source, threads=THREADS,
                             skip_set=fixed_skip_set(folder, source), operators=operators)  # fmt: skip
     export_model(options, golden=False)
     return options.output
 
 
-def replay(
-    golden: Path, library: Path, java: Sequence[str] = ("java",), onnxruntime: bool | None = False
-) -> tuple[int, str]:
+def replay(golden: Path, library: Path, java: Sequence[str] = ("java",)) -> tuple[int, str]:
     """Serve requests of ``serve`` on a JVM -> 0 if nothing differs, and a line for every bundle with its differences.
 
-    The folder of ``golden`` gets the classes.  ``onnxruntime``: it also runs native operators; None = it is missing.
+    The folder of ``golden`` gets the classes.
     """
-    classes = jvm.classpath(golden.parent / f"built-{onnxruntime}")
-    if onnxruntime is None:
-        classes = ":".join(one for one in classes.split(":") if "onnxruntime" not in Path(one).name)
-    main = ["dev.edgespec.support.ReplayKt", str(golden), str(library), *(["onnxruntime"] if onnxruntime else [])]
+    classes = jvm.classpath(golden.parent / "built")
+    main = ["dev.edgespec.support.ReplayKt", str(golden), str(library)]
     done = subprocess.run([*java, *main], capture_output=True, text=True, env=jvm.environment(classes))
     return done.returncode, done.stdout + done.stderr
 

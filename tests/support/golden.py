@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from edgespec.engine import prompt_cache
 from edgespec.engine.loading import load
 from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
@@ -26,7 +21,6 @@ from tests.support import hf, spm
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "templates"
 PLAY = "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}ANSWER:\n{% endif %}"  # noqa: E501
 TEXTS = 200  # of each tokenizer
-Long = tuple[Path, dict[str, Any], dict[str, Any], str]  # a bundle, how it is loaded, settings, a prompt
 PROVED = ("My lord,", "JULIET:\n")
 
 
@@ -69,44 +63,6 @@ def tokenizers(folder: Path) -> list[dict[str, Any]]:
         hashed = codec.vocabulary_sha256()
         found.append({"folder": str(folder / kind), "sha256": hashed, "cases": cases, "decoded": decoded})
     return found
-
-
-@contextmanager
-def prompts_in(folder: Path) -> Iterator[None]:
-    """Keep every prompt under a folder, with its key, however fast it is read."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGESPEC_CACHE", str(folder))
-        patch.setenv("EDGESPEC_KEY", str(folder / "key"))
-        patch.delenv("EDGESPEC_PROMPT_CACHE", raising=False)
-        patch.setattr(prompt_cache, "WORTH", 0.0)
-        yield
-
-
-def prompts(requests: Sequence[Long], folder: Path) -> dict[str, Any]:
-    """Keep long prompts -> what Kotlin is to find, and to keep itself with the same key."""
-    made = [_told(folder / "python", *one) for one in requests]
-    assert not any(case.pop("reused") for case in made)
-    shutil.copytree(folder / "python", folder / "kotlin", ignore=shutil.ignore_patterns("prompts"))
-    return {"python": str(folder / "python"), "kotlin": str(folder / "kotlin"), "cases": made}
-
-
-def find_prompts(kept: dict[str, Any]) -> None:
-    """Continue from Kotlin's stored prompts, with the same text."""
-    for case in kept["cases"]:
-        how = {"attention": case["attention"]} if "attention" in case else {}
-        found = _told(Path(kept["kotlin"]), Path(case["path"]), how, case["settings"], case["prompt"])
-        assert found["tokens"] == case["tokens"]
-        if case["operators"] == "native":  # Kotlin has another version of ONNX Runtime
-            assert found["reused"] == len(case["prompt"]) - 1
-
-
-def _told(folder: Path, bundle: Path, how: dict[str, Any], settings: dict[str, Any], text: Any) -> dict[str, Any]:
-    with prompts_in(folder), load(bundle, threads=1, **how) as engine:
-        prompt = engine.codec.encode(text) if isinstance(text, str) else text
-        result = engine.generate(prompt, max_new_tokens=24, ignore_eos=True, **settings)
-        operators = engine.operators.kind
-    return {"path": str(bundle), "operators": operators, **how, "settings": settings, "max_new_tokens": 24,
-            "prompt": prompt, "tokens": result.tokens, "reused": result.stats.reused_tokens}  # fmt: skip
 
 
 def _pieces(codec: TextCodec, ids: list[int]) -> list[str]:

@@ -100,8 +100,7 @@ def first_start(classes: Iterable[Path], bundle: Path, folder: Path, library: Pa
     """Start the app without its views, over these classes, with a bundle that it brings -> what it said."""
     folder.mkdir(exist_ok=True)
     shutil.rmtree(folder / "bundle", ignore_errors=True)
-    # R8 removes JNA, which would set this outside Android
-    env = {**environment(":".join(map(str, classes))), "ORT_DISABLE_TELEMETRY": "1"}
+    env = environment(":".join(map(str, classes)))
     command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     command += [f"-XX:ErrorFile={folder / 'crash.log'}"]  # without a rule that is needed it crashes
     command += [f"-Djava.library.path={library.parent}", "dev.edgespec.app.FirstStartKt", str(bundle), str(folder)]

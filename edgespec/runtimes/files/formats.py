@@ -1,7 +1,7 @@
 """Define all formats of weights, and of keys and values, in one table.
 
-``python -m tools.generate_constants`` writes the parts for C++ and Kotlin into ``native/constants.h`` and Kotlin's
-``Constants.kt``; a test checks that both are current.  CONTRIBUTING says how to add a format.
+``python -m tools.generate_constants`` writes the parts for C++ into ``native/constants.h``; a test checks that it is
+current.  CONTRIBUTING says how to add a format.
 """
 
 from __future__ import annotations

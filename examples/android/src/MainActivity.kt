@@ -4,6 +4,7 @@ import android.app.Activity
 import android.os.Bundle
 import android.widget.TextView
 import dev.edgespec.Edgespec
+import dev.edgespec.decoding.Settings
 import java.io.File
 import kotlinx.coroutines.*
 
@@ -15,8 +16,8 @@ class MainActivity : Activity() {
         super.onCreate(state)
         val view = TextView(this).also(::setContentView)
         work.launch {
-            val engine = Edgespec.load(File(getExternalFilesDir(null), "bundle"), library = File("libedgespec.so"), cache = cacheDir)
-            engine.use { it.stream("My lord, ").collect { chunk -> view.post { view.append(chunk.text) } } }
+            val engine = Edgespec.load(File(getExternalFilesDir(null), "bundle"), cache = cacheDir)
+            engine.use { it.stream("My lord, ", Settings(maxNewTokens = 64)).collect { chunk -> view.post { view.append(chunk.text) } } }
         }
     }
 

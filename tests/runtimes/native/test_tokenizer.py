@@ -216,10 +216,14 @@ def test_a_program_chats(engines: Callable[..., Engine], tmp_path: Path, library
     assert done.stdout == expected
 
 
-def test_kotlin_takes_it_in_the_place_of_djls(library: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("native")
+def test_kotlin_takes_it_in_the_place_of_djls(library: Path, bundles: Callable[..., Path], tmp_path: Path) -> None:
     need_maven()
-    made = golden.tokenizers(tmp_path)
-    (tmp_path / "golden.json").write_text(json.dumps({"tokenizers": made}), "utf-8")
+    made, bundle = golden.tokenizers(tmp_path), bundles("native", "int4")
+    told_of = {"path": str(bundle), "operators": "native", "format": "int4"}
+    data = {"library": str(native_library().path), "bundles": [told_of], "tokenizers": made}
+    data["conversation"] = golden.conversation(bundle, tmp_path)
+    (tmp_path / "golden.json").write_text(json.dumps(data), "utf-8")
     classes = ":".join(
         path for path in classpath(tmp_path / "built").split(":") if "djl" not in path and "jna" not in path
     )

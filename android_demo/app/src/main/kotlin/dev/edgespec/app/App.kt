@@ -2,18 +2,13 @@ package dev.edgespec.app
 
 import android.app.*
 import android.content.*
-import android.Manifest.permission.RECORD_AUDIO
 import android.content.pm.PackageManager.PERMISSION_GRANTED
 import android.graphics.Typeface
-import android.media.*
 import android.os.*
-import android.provider.MediaStore
 import android.view.View
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.WindowManager
 import android.widget.*
-import dev.edgespec.EdgespecError
-import dev.edgespec.audio.*
 import dev.edgespec.engine.Trim
 import dev.edgespec.planning.MemoryFacts
 import java.io.File
@@ -24,33 +19,6 @@ class PhoneMemory(context: Context) : MemoryFacts {
     override val total: Long get() = now.totalMem
     override val available: Long get() = now.let { maxOf(0, it.availMem - it.threshold) }
     override val low: Boolean get() = now.lowMemory
-}
-
-private const val LONGEST = 600 * RATE // samples of a recording
-
-/** The phone's microphone; its permission must be given. */
-class Microphone : SoundSource {
-    override fun read(stopped: () -> Boolean): FloatArray {
-        val (mono, form) = AudioFormat.CHANNEL_IN_MONO to AudioFormat.ENCODING_PCM_16BIT
-        val piece = ShortArray(RATE / 10)
-        val size = maxOf(AudioRecord.getMinBufferSize(RATE, mono, form), 2 * RATE)
-        val record = AudioRecord(MediaRecorder.AudioSource.VOICE_RECOGNITION, RATE, mono, form, size)
-        var found = FloatArray(0)
-        var count = 0
-        try {
-            if (record.state != AudioRecord.STATE_INITIALIZED) throw EdgespecError(say("The microphone may not be used"))
-            record.startRecording()
-            while (!stopped() && count < LONGEST) {
-                val read = record.read(piece, 0, piece.size)
-                if (read < 0) break
-                if (count + read > found.size) found = found.copyOf(2 * found.size + piece.size)
-                for (at in 0 until read) found[count++] = piece[at] / 32768f
-            }
-        } finally {
-            record.release()
-        }
-        return found.copyOf(count)
-    }
 }
 
 /** The process: what it is doing outlives its screens. */
@@ -65,7 +33,6 @@ class App : Application() {
             bundle = File(getExternalFilesDir(null) ?: filesDir, "bundle"), // `adb push` can also put one here
             chat = File(filesDir, "chat.json"),
             cache = cacheDir,
-            library = File("libedgespec.so"), // by its name: it stays in the APK
             device = mapOf("model" to Build.MODEL, "android" to Build.VERSION.RELEASE, "abi" to Build.SUPPORTED_ABIS.joinToString()),
             memory = PhoneMemory(this),
             heat = PhoneHeat(this),
@@ -90,8 +57,6 @@ class App : Application() {
 
 private const val PICK = 1
 private const val ALLOW = 2
-private const val GALLERY = 3
-private const val CAMERA = 4
 private const val SHOWN = "shown"
 private const val NOTIFY = "android.permission.POST_NOTIFICATIONS" // from Android 13 on
 
@@ -107,10 +72,7 @@ class MainActivity : Activity() {
     override fun onCreate(saved: Bundle?) {
         super.onCreate(saved)
         saved?.getString(SHOWN)?.let { state.screen = it }
-        screens = listOf(
-            ChatScreen(this, state, ::picture), TranslateScreen(this, state), ListenScreen(this, state, ::microphone), BenchScreen(this, state),
-            PlanScreen(this, state), ProofScreen(this, state),
-        )
+        screens = listOf(ChatScreen(this, state), BenchScreen(this, state), ProofScreen(this, state))
         place = FrameLayout(this)
         status = text().apply { setTextIsSelectable(true) }
         tabs = screens.map { screen -> tab(screen.name) { choose(screen.name) } }
@@ -161,24 +123,6 @@ class MainActivity : Activity() {
         AlertDialog.Builder(this).setTitle(say("Licences")).setView(ScrollView(this).apply { addView(shown) }).setPositiveButton(android.R.string.ok, null).show()
     }
 
-    /** The microphone, or a question for it. */
-    private fun microphone(): SoundSource? {
-        if (checkSelfPermission(RECORD_AUDIO) == PERMISSION_GRANTED) return Microphone()
-        requestPermissions(arrayOf(RECORD_AUDIO), ALLOW)
-        return null
-    }
-
-    private fun picture(at: View) {
-        val photo = Intent(MediaStore.ACTION_IMAGE_CAPTURE).putExtra(MediaStore.EXTRA_OUTPUT, SharedFiles.photo)
-        photo.clipData = ClipData.newRawUri("photo", SharedFiles.photo)
-        photo.addFlags(Intent.FLAG_GRANT_WRITE_URI_PERMISSION or Intent.FLAG_GRANT_READ_URI_PERMISSION)
-        val gallery = Intent(Intent.ACTION_GET_CONTENT).setType("image/*").addCategory(Intent.CATEGORY_OPENABLE)
-        offer(at, listOf(
-            say("From the gallery") to { startActivityForResult(gallery, GALLERY) },
-            say("With the camera") to { startActivityForResult(photo, CAMERA) },
-        ))
-    }
-
     private fun choose(name: String) {
         val screen = screens.firstOrNull { it.name == name } ?: screens[0]
         state.screen = screen.name
@@ -189,15 +133,7 @@ class MainActivity : Activity() {
     }
 
     private fun show() {
-        val made = state.engine
-        val reads = made != null && (made.sources != null || made.bundle.manifest.speech != null)
-        // tabs that the current model does not support are hidden
-        val hidden = if (made == null) setOf(TRANSLATE, LISTEN) else setOfNotNull(
-            CHAT.takeIf { reads }, TRANSLATE.takeIf { made.sources == null }, LISTEN.takeIf { made.bundle.manifest.speech == null },
-        )
         title.text = state.title
-        tabs.forEach { it.visibility = if (it.tag in hidden) View.GONE else View.VISIBLE }
-        if (state.screen in hidden) return choose(screens.first { it.name !in hidden }.name)
         screens.first { it.name == state.screen }.show()
         if (state.busy) window.addFlags(WindowManager.LayoutParams.FLAG_KEEP_SCREEN_ON)
         else window.clearFlags(WindowManager.LayoutParams.FLAG_KEEP_SCREEN_ON)
@@ -224,7 +160,6 @@ class MainActivity : Activity() {
 
     override fun onStop() {
         state.changed = {}
-        if (state.recording) state.stop() // stop recording in the background
         state.save()
         super.onStop()
     }
@@ -236,7 +171,7 @@ class MainActivity : Activity() {
 
     override fun onActivityResult(request: Int, result: Int, data: Intent?) {
         if (result != RESULT_OK) return
-        val given = if (request == CAMERA) SharedFiles.photo else data?.data ?: return
-        if (request == PICK) state.take { Documents(contentResolver, given) } else state.attach(PhonePicture(contentResolver, given))
+        val given = data?.data ?: return
+        if (request == PICK) state.take { Documents(contentResolver, given) }
     }
 }

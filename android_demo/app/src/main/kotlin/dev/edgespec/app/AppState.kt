@@ -2,14 +2,11 @@ package dev.edgespec.app
 
 import com.google.gson.GsonBuilder
 import dev.edgespec.*
-import dev.edgespec.audio.SoundSource
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.*
-import dev.edgespec.images.PictureSource
 import dev.edgespec.planning.*
 import dev.edgespec.reports.*
 import java.io.File
-import java.util.Locale
 import kotlin.coroutines.cancellation.CancellationException
 import kotlin.coroutines.resume
 import kotlinx.coroutines.*
@@ -19,7 +16,7 @@ class Surroundings(
     val bundle: File, // a folder, there or not
     val chat: File,
     val cache: File? = null,
-    val library: File? = null, // of native operators
+    val library: File = File("libedgespec.so"),
     val device: Map<String, String> = emptyMap(), // facts about the machine for reports
     val memory: MemoryFacts? = null,
     val heat: Heat? = null,
@@ -33,7 +30,6 @@ class Card(val title: String, val value: String, val details: List<Pair<String, 
 class AppState(private val around: Surroundings, private val post: (() -> Unit) -> Unit) {
     private val scope = CoroutineScope(SupervisorJob() + Dispatchers.IO)
     private val disk = Dispatchers.IO.limitedParallelism(1) // writes stay in order
-    private val process = Machine.resident()
     private var job: Job? = null
     var changed: () -> Unit = {}
     var worked: (Boolean) -> Unit = {} // told when something begins, and when it has ended
@@ -55,35 +51,18 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     // settings of the screens, which a rotation recreates
     var refused = false // guesses are shown
     var prompts = "The\nOnce upon a time\nIn the morning,"
-    var budget = 0.5 // of the free memory
-    var source = "" // a text to translate, and its languages; empty = as the model has them
-    var from = ""
-    var to = ""
-    var translated = Transcript()
-        private set
-    var asked = TranscriptionSettings()
-    var heard: List<Segment> = emptyList()
-        private set
-    var hearing = "" // text of the current window
-        private set
-    @Volatile
-    var recording = false
-        private set
     var benched: List<MethodFigures> = emptyList()
         private set
     var proved: List<Proved> = emptyList()
-        private set
-    var profile: String? = null // of this device, as `edgespec plan --device` takes it
         private set
 
     /** The current model, in one line. */
     val title: String
         get() = engine?.let { made ->
             val name = (made.bundle.manifest.provenance["model"]?.asString ?: "").substringAfterLast('/').substringAfter(':')
-            listOf(name, made.bundle.manifest.target.format, made.operators.kind).filter { it.isNotEmpty() }.joinToString(" \u00b7 ")
+            listOf(name, made.bundle.manifest.format, made.operators.kind).filter { it.isNotEmpty() }.joinToString(" \u00b7 ")
         } ?: "edgespec"
     val methods: List<String> get() = listOf(AUTO) + (engine?.methods ?: emptyList())
-    val free: Long get() = around.memory?.available ?: 0
 
     /** Run [work] in the background, one at a time, and report its result to [after]; any error becomes the status line of [at]. */
     private fun begin(at: String, says: String, work: suspend CoroutineScope.() -> Unit, after: (String?) -> Unit = {}) {
@@ -194,22 +173,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
             return made.bundle.manifest.golden.map { made.decode(it.prompt).trim() }.filter { it.isNotEmpty() }.distinct().take(3).ifEmpty { listOf("Once upon a time") }
         }
 
-    private fun demonstrate() {
-        val made = engine ?: return
-        if (made.bundle.manifest.speech != null) return
-        if (made.sources == null) return ask(examples.first())
-        source = examples.first()
-        translate()
-    }
-
-    /** Let a picture go with the next question. */
-    fun attach(source: PictureSource) = begin(CHAT, say("Reading the picture"), {
-        val name = chat.pictures.keep(source.read())
-        change {
-            chat.attached = name
-            status = say("The picture goes with your next message")
-        }
-    })
+    private fun demonstrate() = ask(examples.first())
 
     fun ask(text: String) {
         val made = engine
@@ -235,61 +199,9 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         status = "${result.methodUsed}: ${speedLine(result.stats.tokensPerSecond, result.stats.accepted, result.stats.drafted)}; ${result.reason}$cut"
     }
 
-    /** Translate [source] line by line. */
-    fun translate() {
-        val made = engine
-        if (made == null || source.isBlank() || busy) return
-        val languages = made.defaults.copy(sourceLanguage = from.ifEmpty { null }, targetLanguage = to.ifEmpty { null })
-        val settings = languages.copy(method = chat.method.takeIf { it in methods && it != AUTO })
-        translated = Transcript()
-        val lines = source.lines()
-        begin(TRANSLATE, say("Reading the text"), {
-            lines.forEachIndexed { at, line ->
-                val live = Live()
-                if (at > 0) show { translated.add("\n", Kind.MODEL) }
-                if (line.isNotBlank()) made.cut(line, settings).forEachIndexed { number, part ->
-                    if (number > 0) show { translated.add(" ", Kind.MODEL) }
-                    made.stream(part, settings).collect { chunk -> show { tell(chunk, live) { translated.add(chunk, made::decode) } } }
-                }
-            }
-        })
-    }
-
-    /** Transcribe the microphone until [stop] is called, or a file. */
-    fun listen(sound: SoundSource) {
-        val made = engine
-        if (made == null || busy) return
-        heard = emptyList()
-        hearing = ""
-        recording = true
-        begin(LISTEN, say("Recording: press Stop at the end"), {
-            val samples = sound.read { !recording || !isActive }
-            recording = false
-            show { status = say("Transcribing") }
-            made.transcription(samples, asked).collect { one ->
-                show {
-                    hearing = one.text
-                    one.segment?.let {
-                        heard = heard + it
-                        status = "${it.result.methodUsed}: ${it.result.stats.run { speedLine(tokensPerSecond, accepted, drafted) }}"
-                    }
-                }
-            }
-        }, {
-            recording = false
-            hearing = ""
-        })
-    }
-
-    /** The transcript, one line per segment, with times if there are any. */
-    val transcript: String
-        get() = heard.joinToString("") { one ->
-            (if (asked.timestamps) "%.1f-%.1f ".format(Locale.ROOT, one.start, one.end) else "") + one.text.trim() + "\n"
-        } + hearing.trim()
-
-    /** Stop the recording, so that it is transcribed; else stop the current work. */
+    /** Stop the current work. */
     fun stop() {
-        if (recording) recording = false else job?.cancel()
+        job?.cancel()
     }
 
     /** Run something with progress, and [show] its result -> the status line. */
@@ -309,15 +221,6 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     }) { found ->
         benched = found
         say("Speed over plain decoding (ar), median and 95 % interval")
-    }
-
-    /** Measure this device for `edgespec plan --device`. */
-    fun calibrate(): Unit = examine(PLAN, say("Measuring"), { made, tell ->
-        val device = Machine(around.device["model"] ?: "", around.memory?.total ?: 0)
-        calibrate(made, device, process = process) { part, done, of -> tell("$part: $done / $of") }
-    }) { found ->
-        profile = found
-        say("Measured: share the profile, and plan with `edgespec plan --device FILE`")
     }
 
     fun prove() = examine(PROOF, say("Comparing"), { made, tell -> proof(made) { done, of -> tell("$done / $of") } }) { found ->
@@ -340,21 +243,11 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         Card(method, "$equal / ${all.size}", listOf("tokens" to "${all.sumOf { it.expected.size }}", "result" to if (equal == all.size) say("equal") else say("differs")))
     }
 
-    /** Methods and contexts of the bundle that fit [budget] bytes. */
-    fun planCards(budget: Long): List<Card> {
-        val made = engine ?: return emptyList()
-        return plan(made.bundle.manifest, made.allowance, made.context, budget).map { run ->
-            val details = listOfNotNull("memory" to showBytes(run.bytes), run.speedup?.let { "predicted" to "%.2fx".format(Locale.ROOT, it) })
-            val fits = if (run.fits) say("%d tokens").format(run.context) else say("too large")
-            Card(run.method, fits, details + run.parts.map { it.name to showBytes(it.bytes) }, minOf(1.0, run.bytes.toDouble() / maxOf(budget, 1)))
-        }
-    }
-
     fun report(kind: String): String {
         val made = engine
         val found = linkedMapOf<String, Any?>(
             "kind" to kind, "edgespec_version" to Edgespec.VERSION, "device" to around.device, "operators" to made?.operators?.kind,
-            "format" to made?.bundle?.manifest?.target?.format,
+            "format" to made?.bundle?.manifest?.format,
         )
         if (kind == "bench") found["methods"] = benched.map { it.asMap() } else found["golden"] = proved.map { it.asMap() }
         return GsonBuilder().setPrettyPrinting().serializeNulls().create().toJson(found)
@@ -385,8 +278,5 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
 }
 
 const val CHAT = "Chat"
-const val TRANSLATE = "Translate"
-const val LISTEN = "Listen"
 const val BENCH = "Bench"
-const val PLAN = "Plan"
 const val PROOF = "Proof"

@@ -2,45 +2,19 @@ package dev.edgespec.app
 
 import com.google.gson.Gson
 import dev.edgespec.engine.*
-import dev.edgespec.images.Picture
 import dev.edgespec.runtimes.*
 import java.io.*
 import java.nio.file.Files
 import java.nio.file.StandardCopyOption
 import java.util.Locale
-import java.util.zip.*
 import kotlinx.coroutines.flow.Flow
 
-/** A message as it is kept; [picture]: its name in [KeptPictures]. */
-private class Said(val role: String, val content: String, val picture: String? = null)
+/** A message as it is kept. */
+private class Said(val role: String, val content: String)
 
 private class Kept(
     val messages: List<Said> = emptyList(), val pieces: List<Piece> = emptyList(), val typed: String = "", val method: String = AUTO,
-    val attached: String? = null,
 )
-
-/** Pictures of a chat, in files named by their content. */
-class KeptPictures(private val folder: File) {
-    fun keep(picture: Picture): String {
-        folder.mkdirs()
-        DataOutputStream(GZIPOutputStream(File(folder, picture.digest).outputStream())).use { file ->
-            file.writeInt(picture.width)
-            file.writeInt(picture.height)
-            file.write(picture.rgb)
-        }
-        return picture.digest
-    }
-
-    /** null = it no longer exists, or is damaged. */
-    operator fun get(name: String): Picture? = runCatching {
-        DataInputStream(GZIPInputStream(File(folder, name).inputStream().buffered())).use { file ->
-            val (width, height) = file.readInt() to file.readInt()
-            Picture(width, height, ByteArray(3 * width * height).also(file::readFully))
-        }
-    }.getOrNull()
-
-    fun clear() = folder.deleteRecursively()
-}
 
 private const val LONGEST = 1024 // tokens of an answer; where the context ends before, it is cut there
 
@@ -48,12 +22,9 @@ private const val LONGEST = 1024 // tokens of an answer; where the context ends 
 class Chat(private val file: File) {
     private val messages = ArrayList<Said>()
     private var asked: Said? = null // a question whose answer is being written
-    val pictures = KeptPictures(File(file.path + ".pictures"))
-    var attached: String? = null // a picture that goes with the next question
     private val answer = StringBuilder()
     private var before = Transcript() // the question
     private var leftOut = 0 // messages that the model does not see any more
-    private var known: Pair<Engine, Boolean>? = null
     var transcript = Transcript()
         private set
     var typed = "" // and not sent yet
@@ -67,32 +38,26 @@ class Chat(private val file: File) {
             transcript = Transcript(kept.pieces)
             typed = kept.typed
             method = kept.method
-            attached = kept.attached
         }
     }
 
     /** Take down a question; [answer] then answers it, [add] adds to that, and [end] ends it. */
     fun question(engine: Engine, text: String) {
-        asked = Said("user", text, attached)
+        asked = Said("user", text)
         answer.clear()
         before = Transcript(transcript.pieces(true))
-        if (transcript.text.isNotEmpty()) attached?.let { transcript.add("\n\n", Kind.USER) }
-        attached?.let { transcript.add("[${say("Picture")}]", Kind.USER, it) }
         val shown = if (!talks(engine)) text else if (transcript.text.isEmpty()) "$text\n\n" else "\n\n$text\n\n"
         transcript.add(shown, Kind.USER)
         typed = ""
-        attached = null
     }
 
     /** The answer's stream; where the context is full the oldest of the chat is left out.  Not for the main thread: texts become tokens. */
     fun answer(engine: Engine): Flow<Chunk> {
         val settings = engine.defaults.copy(method = method.takeIf { it != AUTO && it in engine.methods }, maxNewTokens = LONGEST)
         if (!talks(engine)) return engine.stream(fitting(engine, engine.encode(transcript.text)), settings)
-        val talk = engine.conversation(messages.map { Message(it.role, it.content, shown(engine, it)) }).also { it.leftOut = leftOut }
-        return asked!!.let { talk.stream(it.content, settings, shown(engine, it)) }.also { leftOut = talk.leftOut }
+        val talk = engine.conversation(messages.map { Message(it.role, it.content) }).also { it.leftOut = leftOut }
+        return asked!!.let { talk.stream(it.content, settings) }.also { leftOut = talk.leftOut }
     }
-
-    private fun shown(engine: Engine, said: Said): Picture? = said.picture?.takeIf { engine.readsPictures }?.let(pictures::get)
 
     /** The end of a text, cut where it stays cut for a while, so that it need not be read again each time. */
     private fun fitting(engine: Engine, tokens: IntArray): IntArray {
@@ -113,7 +78,6 @@ class Chat(private val file: File) {
         if (answer.isBlank()) {
             transcript = before
             if (typed.isEmpty()) typed = question.content
-            attached = attached ?: question.picture
             return false
         }
         messages.add(question)
@@ -125,8 +89,6 @@ class Chat(private val file: File) {
         messages.clear()
         asked = null
         leftOut = 0
-        attached = null
-        pictures.clear()
         transcript = Transcript()
     }
 
@@ -135,7 +97,7 @@ class Chat(private val file: File) {
         val half = asked?.takeIf { answer.isNotBlank() }?.let { listOf(it, Said("assistant", answer.toString())) } ?: emptyList()
         val waits = asked?.takeIf { half.isEmpty() }
         val shown = if (waits != null) before else transcript
-        val kept = Kept(messages + half, shown.pieces(true), typed.ifEmpty { waits?.content ?: "" }, method, attached ?: waits?.picture)
+        val kept = Kept(messages + half, shown.pieces(true), typed.ifEmpty { waits?.content ?: "" }, method)
         return {
             val part = File(file.path + ".part")
             part.writeText(Gson().toJson(kept))
@@ -143,21 +105,14 @@ class Chat(private val file: File) {
         }
     }
 
-    /** Whether questions may have pictures. */
-    fun sees(engine: Engine): Boolean = engine.readsPictures && talks(engine)
-
     /** Whether the model has a chat template that can be followed. */
-    fun talks(engine: Engine): Boolean {
-        known?.let { (which, talks) -> if (which === engine) return talks }
-        return runCatching { ChatTemplate.read(engine.bundle.path) }.isSuccess.also { known = engine to it }
-    }
+    fun talks(engine: Engine): Boolean = engine.chats
 }
 
 /** Origin of a piece of text: the user, the model, an accepted guess or a rejected one. */
 enum class Kind { USER, MODEL, ACCEPTED, REFUSED }
 
-/** [picture]: shown in place of the text, by its name in [KeptPictures]. */
-data class Piece(val text: String, val kind: Kind, val picture: String? = null)
+data class Piece(val text: String, val kind: Kind)
 
 /** Pieces of a chat by origin; rejected guesses are stored separately and shown on request. */
 class Transcript(pieces: List<Piece> = emptyList()) {
@@ -169,16 +124,20 @@ class Transcript(pieces: List<Piece> = emptyList()) {
 
     val text: String get() = all.filter { it.kind != Kind.REFUSED }.joinToString("") { it.text }
 
-    fun add(text: String, kind: Kind, picture: String? = null) {
-        if (text.isNotEmpty()) all.add(Piece(text, kind, picture))
+    fun add(text: String, kind: Kind) {
+        if (text.isNotEmpty()) all.add(Piece(text, kind))
     }
 
     /** Add a round: accepted guesses, then the model's token. */
     fun add(chunk: Chunk, decode: (IntArray) -> String) {
         val round = chunk.round
-        chunk.pieces.forEachIndexed { at, text -> add(text, if (round != null && at < round.accepted) Kind.ACCEPTED else Kind.MODEL) }
-        add(chunk.text.removePrefix(chunk.pieces.joinToString("")), Kind.MODEL) // the text that was held back
-        if (round != null && round.rejected.isNotEmpty()) add(decode(round.rejected), Kind.REFUSED)
+        val accepted = round.tokens.copyOf(round.accepted)
+        // both lengths lack the space that a decoder strips from a text's beginning, and the text that is held back
+        val own = if (accepted.isEmpty()) chunk.text.length else decode(round.tokens).length - decode(accepted).length
+        val at = (chunk.text.length - own).coerceIn(0, chunk.text.length)
+        add(chunk.text.take(at), Kind.ACCEPTED)
+        add(chunk.text.drop(at), Kind.MODEL)
+        if (round.rejected.isNotEmpty()) add(decode(round.rejected), Kind.REFUSED)
     }
 }
 
@@ -190,7 +149,7 @@ class Live(private val clock: () -> Long = System::nanoTime) {
     private var accepted = 0
 
     fun add(chunk: Chunk) {
-        val round = chunk.round ?: return
+        val round = chunk.round
         drafted += round.drafted.size
         accepted += round.accepted
         if (begun == 0L) begun = clock() else tokens += round.tokens.size

@@ -2,15 +2,10 @@ package dev.edgespec.app
 
 import android.content.ContentResolver
 import android.content.res.AssetManager
-import android.graphics.*
-import android.media.ExifInterface
 import android.net.Uri
 import android.provider.DocumentsContract
 import android.provider.DocumentsContract.Document
 import dev.edgespec.BundleError
-import dev.edgespec.InvalidRequest
-import dev.edgespec.images.Picture
-import dev.edgespec.images.PictureSource
 import dev.edgespec.runtimes.Bundle
 import java.io.*
 
@@ -37,30 +32,6 @@ class Documents(private val resolver: ContentResolver, private val tree: Uri) : 
 }
 
 private fun ContentResolver.opened(uri: Uri): InputStream = openInputStream(uri) ?: throw IOException("$uri is not there any more")
-
-private const val LONGEST_SIDE = 2048 // pixels: models see no more
-
-/** A picture of a gallery's or a camera's, upright and at most so large. */
-class PhonePicture(private val resolver: ContentResolver, private val uri: Uri) : PictureSource {
-    private fun <T> open(read: (InputStream) -> T): T = resolver.opened(uri).use(read)
-
-    override fun read(): Picture {
-        val how = BitmapFactory.Options().apply { inJustDecodeBounds = true }
-        open { BitmapFactory.decodeStream(it, null, how) }
-        how.inJustDecodeBounds = false
-        how.inSampleSize = 1
-        while (maxOf(how.outWidth, how.outHeight) / how.inSampleSize > LONGEST_SIDE) how.inSampleSize *= 2
-        val found = open { BitmapFactory.decodeStream(it, null, how) } ?: throw InvalidRequest(say("This is no picture that can be read"))
-        // EXIF's numbers from 1 to 8: turned, then mirrored or not
-        val turned = runCatching { open { ExifInterface(it) }.getAttributeInt(ExifInterface.TAG_ORIENTATION, 1) }.getOrDefault(1)
-        val matrix = Matrix().apply { postRotate(listOf(0f, 0f, 0f, 180f, 180f, 90f, 90f, 270f, 270f).getOrElse(turned) { 0f }) }
-        if (turned in listOf(2, 4, 5, 7)) matrix.postScale(-1f, 1f)
-        val upright = Bitmap.createBitmap(found, 0, 0, found.width, found.height, matrix, false)
-        val pixels = IntArray(upright.width * upright.height)
-        upright.getPixels(pixels, 0, upright.width, 0, 0, upright.width, upright.height)
-        return Picture.ofArgb(upright.width, upright.height, pixels)
-    }
-}
 
 private const val ASSETS = "bundle/"
 

@@ -13,7 +13,6 @@ import android.view.ViewGroup
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
 import android.widget.*
-import dev.edgespec.images.Picture
 
 /* Small views that the screens share.  Sizes are the system's own, so large fonts stay large. */
 
@@ -170,17 +169,8 @@ class Cards(context: Context) : ScrollView(context) {
     }
 }
 
-private fun Context.thumbnail(picture: Picture): Bitmap {
-    val pixels = IntArray(picture.width * picture.height) { at ->
-        (0..2).fold(0xFF) { all, channel -> (all shl 8) or (picture.rgb[3 * at + channel].toInt() and 255) }
-    }
-    val whole = Bitmap.createBitmap(pixels, picture.width, picture.height, Bitmap.Config.ARGB_8888)
-    val share = dp(240).toDouble() / maxOf(picture.width, picture.height)
-    return Bitmap.createScaledBitmap(whole, maxOf(1, (picture.width * share).toInt()), maxOf(1, (picture.height * share).toInt()), true)
-}
-
-/** Pieces of a chat: the user's bold, accepted guesses green, rejected ones red and struck out, pictures by their names. */
-fun Context.spanned(pieces: List<Piece>, picture: (String) -> Picture? = { null }): CharSequence {
+/** Pieces of a chat: the user's bold, accepted guesses green, rejected ones red and struck out. */
+fun Context.spanned(pieces: List<Piece>): CharSequence {
     val night = resources.configuration.uiMode and Configuration.UI_MODE_NIGHT_MASK == Configuration.UI_MODE_NIGHT_YES
     val green = if (night) Color.rgb(0x81, 0xC7, 0x84) else Color.rgb(0x1B, 0x5E, 0x20) // 4.5 : 1 and more on their grounds
     val red = if (night) Color.rgb(0xEF, 0x9A, 0x9A) else Color.rgb(0xB7, 0x1C, 0x1C)
@@ -194,9 +184,7 @@ fun Context.spanned(pieces: List<Piece>, picture: (String) -> Picture? = { null 
             Kind.ACCEPTED -> listOf(ForegroundColorSpan(green))
             Kind.REFUSED -> listOf(ForegroundColorSpan(red), StrikethroughSpan())
         }
-        val image = piece.picture?.let(picture)?.let { ImageSpan(this, thumbnail(it)) }
-        (spans + listOfNotNull(image)).forEach { shown.setSpan(it, start, shown.length, Spanned.SPAN_EXCLUSIVE_EXCLUSIVE) }
-        if (piece.picture != null) shown.append("\n")
+        spans.forEach { shown.setSpan(it, start, shown.length, Spanned.SPAN_EXCLUSIVE_EXCLUSIVE) }
     }
     return shown
 }

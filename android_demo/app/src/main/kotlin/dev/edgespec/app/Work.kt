@@ -47,7 +47,7 @@ class PhoneHeat(context: Context) : dev.edgespec.planning.Heat {
     override fun level(): Int = runCatching { asked?.invoke(power) as? Int }.getOrNull() ?: 0
 }
 
-/** Reports and profiles as files for the app that they are shared with, and the file that a camera writes. */
+/** Reports as files for the app that they are shared with. */
 class SharedFiles : ContentProvider() {
     private fun file(uri: Uri) = File(folder(context!!), File(uri.lastPathSegment ?: "").name)
 
@@ -63,14 +63,12 @@ class SharedFiles : ContentProvider() {
     }
 
     override fun openFile(uri: Uri, mode: String): ParcelFileDescriptor {
-        if (mode != "r" && uri != photo) throw FileNotFoundException("$uri: may only be read")
-        folder(context!!).mkdirs()
+        if (mode != "r") throw FileNotFoundException("$uri: may only be read")
         return ParcelFileDescriptor.open(file(uri), ParcelFileDescriptor.parseMode(mode))
     }
 
     companion object {
         private fun named(name: String) = Uri.parse("content://dev.edgespec.app.shared/$name")
-        val photo: Uri = named("photo.jpg")
 
         private fun folder(context: Context) = File(context.cacheDir, "shared")
 

@@ -1,13 +1,12 @@
 package dev.edgespec.engine
 
 import dev.edgespec.decoding.*
-import dev.edgespec.images.Picture
 import dev.edgespec.runtimes.Message
 import kotlinx.coroutines.flow.*
 
 /**
  * Turns of one conversation, written down by the model's own template.  Every turn is tokenized from the text of all
- * messages; the longest beginning that it has in common with what a KV slot holds is not computed again: the whole
+ * messages; the longest beginning that it has in common with what a session holds is not computed again: the whole
  * conversation so far, unless the answer's text has other tokens than were written.
  *
  * Where the context is full the oldest turns are left out of the prompt, as many at once as free half of it, so that the next
@@ -22,13 +21,13 @@ class Conversation internal constructor(private val engine: Engine, messages: Li
     /** All messages so far, to keep and to begin again with. */
     val messages: List<Message> get() = synchronized(all) { ArrayList(all) }
 
-    fun ask(content: String, settings: Settings = this.settings, picture: Picture? = null): Result =
-        engine.collect(stream(content, settings, picture))
+    fun ask(content: String, settings: Settings = this.settings): Result =
+        engine.collect(stream(content, settings))
 
     /** Answer a question as a stream; question and answer are kept once it has ended, and not if it was cancelled. */
-    fun stream(content: String, settings: Settings = this.settings, picture: Picture? = null): Flow<Chunk> {
-        val asked = messages + Message("user", content, picture)
-        val prompt = fitting(asked, settings.length)
+    fun stream(content: String, settings: Settings = this.settings): Flow<Chunk> {
+        val asked = messages + Message("user", content)
+        val prompt = fitting(asked, settings.maxNewTokens ?: engine.context)
         return engine.stream(prompt, settings).onEach { chunk ->
             chunk.result?.let { take(asked, prompt, it.text, it.tokens) }
         }
@@ -55,10 +54,10 @@ class Conversation internal constructor(private val engine: Engine, messages: Li
 
     /** With or without the spaces around an answer: as its tokens come again in the next turn, for templates differ. */
     private fun take(asked: List<Message>, prompt: IntArray, text: String, tokens: IntArray) {
-        val written = Tokens(prompt + tokens)
+        val written = prompt + tokens
         fun same(answer: String): Int {
             val next = asked + Message("assistant", answer) + Message("user", "?")
-            return Tokens(written(next, leftOut)).commonPrefix(written)
+            return common(written(next, leftOut), written)
         }
         val texts = listOf(text, text.trimStart(), text.trim()).distinct()
         val answer = if (texts.size > 1) texts.maxBy(::same) else text

@@ -1,331 +1,307 @@
 package dev.edgespec.engine
 
+import com.google.gson.Gson
 import dev.edgespec.*
 import dev.edgespec.decoding.*
-import dev.edgespec.drafters.NGramStore
-import dev.edgespec.images.Picture
 import dev.edgespec.planning.*
 import dev.edgespec.runtimes.*
 import java.io.File
-import java.util.concurrent.Callable
-import java.util.concurrent.ExecutionException
-import java.util.concurrent.Executors
 import java.util.concurrent.atomic.AtomicBoolean
 import kotlinx.coroutines.*
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.*
 
 private const val SECOND = 1_000_000_000L // nanoseconds
-private const val ONE_THREAD_BYTES = 4L shl 20 // of a draft's weights: it is done before a second thread has woken up
+private const val ROWS = "rows of ONNX Runtime may round otherwise among others than alone"
+private val ATTENTION = mapOf("f32" to 1, "f16" to 2, "int8" to 3)
+const val AUTO = "auto" // the methods of the best predictions, one at a time, by what is measured: in every bundle
+const val CHAIN = "chain" // several methods in order: in every bundle
 
 enum class Trim { SOME, ALL }
 
-/**
- * A loaded bundle.  Requests may come from any thread; all decoding happens on one thread of the engine, a round of
- * one request at a time, and every request keeps its own KV slot while it runs.
- */
-class Engine internal constructor(
-    folder: File, threads: Int?, context: Int?, val strict: Boolean, check: Boolean, private val wantedOperators: String,
-    internal val library: File?, wantedAttention: String?, draftAttention: String?, ngramStore: File?, cache: File?, promptCache: Long,
-    private val memory: MemoryFacts?, precision: String, private val onOnnxRuntime: Boolean, private val heat: Heat? = null,
-) : AutoCloseable {
-    private val whole = Bundle.open(folder, check)
-    val operators: OperatorChoice = chooseOperators(wantedOperators, whole.manifest.target, library)
-    val bundle: Bundle = whole.runAs(operators.kind == "native", precision == "high")
-    private val manifest = bundle.manifest
+/** Operators of a bundle: native, which the library runs, or stock, which ONNX Runtime does. */
+class OperatorChoice(val kind: String)
 
-    /** Whether prompts may have pictures. */
-    val readsPictures: Boolean = manifest.target.image != null && operators.kind == "native"
+/** A loaded bundle.  Requests may come from any thread; each has its own session while it runs, and their passes take turns. */
+class Engine internal constructor(
+    folder: File, threads: Int?, context: Int?, check: Boolean, library: File, attention: String?, ngramStore: File?, cache: File?, promptCache: Long,
+    private val memory: MemoryFacts?, private val heat: Heat?,
+) : AutoCloseable {
+    val bundle: Bundle = Bundle.open(folder, check)
+    private val manifest = bundle.manifest
+    val operators = OperatorChoice(if (manifest.native) "native" else "stock")
+    val threads: Int = threads ?: defaultThreads()
 
     /** Reasons why files are unproven, a sentence each; empty = all files were compared with their SHA-256. */
-    val unproven: List<String> =
-        if (check) emptyList() else listOf("the files were not compared with their SHA-256 (no check)")
-    val context: Int = context ?: manifest.target.facts.context
-    val attention: AttentionChoice
-    internal val codec: TextCodec
-    internal val encoding: Encoding? // of an encoder-decoder
-    val sources: SourceTexts? // and how the encoder's texts become tokens; null = it reads features
-    internal val pictures: Pictures?
-    private val store: NGramStore?
+    val unproven: List<String> = if (check) emptyList() else listOf("the files were not compared with their SHA-256 (no check)")
 
     /** Defaults of a request: the model's sampling if the bundle has it, else greedy. */
     val defaults = Settings(sampling = manifest.sampling)
-    internal val eos: Set<Int> = manifest.eos.toSet()
-    val allowance: Allowance
-    private val model: Model
-    private val draftModels = HashMap<String, Model>()
-    internal val paces = mapOf(false to Pace(), true to Pace()) // of the target, and of drafts
-    private val times = HashMap<String, Map<Int, Double>>()
-    internal val lanes: LanePool
-    internal val prompts: PromptCache?
+    private val native: NativeBundle
+    private val djl: DjlCodec? // null = our own library
+    private val stock = ArrayList<StockGraph>() // graphs of the target and the draft, for ONNX Runtime
+    private val sessions: SessionPool
+    internal val saved: SavedTexts?
     private val closed = AtomicBoolean()
-    private var sparing = Sparing(0, null)
+    private var limit = this.threads
     internal var felt = 0L // when heat was asked for, in nanoseconds; 0 = it was not
-    private val template by lazy { ChatTemplate.read(bundle.path) }
+    val context: Int
 
     init {
-        if (precision !in listOf("full", "high")) throw InvalidRequest("precision '$precision': expected full or high")
-        val most = manifest.target.facts.context
-        if (this.context !in 2..most) throw InvalidRequest("context ${this.context}: expected 2 to $most, what the bundle was exported for")
-        threads?.let { if (it !in 1..MOST_THREADS) throw InvalidRequest("threads $it: expected 1 to $MOST_THREADS") }
-        attention = chooseAttention(manifest.target, operators.kind, wantedAttention, draftAttention)
-        if (attention.draft != null && listOf("self-spec", "swift").none { it in manifest.methods }) throw InvalidRequest(
-            "draft attention ${attention.draft} is for self-speculation, which this bundle was not made for",
-            "export it with `--method self-spec`",
-        )
-        allowance = Allowance(manifest, RunOptions(operators = operators.kind, kv = attention.kv), memory?.available)
-        allowance.admitBundle()
-        codec = TextCodec(bundle.path)
+        if (this.threads !in 1..MOST_THREADS) throw InvalidRequest("threads ${this.threads}: expected 1 to $MOST_THREADS")
+        if (attention != null && attention !in ATTENTION) throw InvalidRequest("attention '$attention': expected ${ATTENTION.keys.joinToString(", ")}")
+        if (!manifest.native && attention != null) throw InvalidRequest("attention '$attention': stock operators keep keys and values as float32")
+        Native.load(library)
+        native = if (manifest.native) NativeBundle(folder, this.threads) else NativeBundle.hosted(folder)
         try {
-            store = ngramStore?.let { NGramStore(it, check) }
-            store?.require(codec.vocabularySha256(), codec.vocabSize)
-            val graph = operators.graph(manifest.target, strict)
-            model = Model(bundle.path, manifest.target, graph, threads ?: defaultThreads(), library, attention.kv, onOnnxRuntime)
-            if (!strict) model.pairs = false // the graph with gates is also the strict one
-            val source = manifest.target.source
-            val open: Opener = { part, kv -> Model(bundle.path, part, "native", model.threads, library, kv, onOnnxRuntime) }
-            encoding = source?.let { Encoding(bundle, open) }
-            pictures = if (readsPictures) Pictures(bundle, codec, open) else null
-            model.inserted = pictures?.rows
-            sources = manifest.text?.takeIf { source?.kind == "text" }?.let { SourceTexts(bundle.path, it, codec) }
+            if (!manifest.native) for (part in listOfNotNull(manifest.target, manifest.draft.takeIf { "speculative" in methods })) {
+                stock.add(StockGraph(folder, part, this.threads))
+            }
+            djl = if (OwnTokenizer.found) null.also { native.loadCodec(OwnTokenizer.path) } else DjlCodec(folder).also(native::setCodec)
+            val most = native.context
+            this.context = context ?: most
+            if (this.context !in 2..most) throw InvalidRequest("context ${this.context}: expected 2 to $most, what the bundle was exported for")
+            val format = ATTENTION[attention] ?: 0
+            sessions = SessionPool {
+                val free = memory?.available ?: 0
+                if (memory != null && free <= 0) throw BudgetError("no memory is free", "close other apps")
+                val hosts = stock.map { StockModel(it) }
+                val limit = if (hosts.isEmpty()) free else 0 // ONNX Runtime's caches grow with the text
+                TextSession(native.session(format, this.context, limit, ngramStore, hosts.getOrNull(0), hosts.getOrNull(1)), limit > 0)
+            }
+            sessions.giveBack(sessions.fresh()) // what cannot be decoded is refused now
+            // keys and values of unchecked files could belong to any bundle
+            val kept = cache?.takeIf { promptCache > 0 && check && manifest.native }
+            val name = listOf(sha256(File(folder, MANIFEST)), Edgespec.VERSION, attention ?: "", ngramStore?.name ?: "").joinToString(" ")
+            saved = kept?.let { SavedTexts(File(it, "prompts/${hex(java.security.MessageDigest.getInstance("SHA-256").digest(name.toByteArray())).take(16)}"), promptCache) }
         } catch (error: Throwable) {
-            codec.close()
+            native.close()
+            stock.forEach { it.close() }
             throw error
         }
-        lanes = LanePool { Lane(bundle, model, ::draft, this.context, times, store, cache, encoding) }
-        // keys and values of unchecked files could belong to any bundle; with another source they are useless
-        val kept = cache?.takeIf { promptCache > 0 && check && encoding == null }
-        prompts = kept?.let { PromptCache(bundle, library, it, promptCache, paces) { copy -> onDecodeThread(copy) } }
     }
-
-    @Volatile
-    private var decodeThread: Thread? = null
-    private val executor = Executors.newSingleThreadExecutor { run ->
-        Thread(run, "edgespec-decode").apply {
-            isDaemon = true
-            decodeThread = this
-        }
-    }
-    private val dispatcher = executor.asCoroutineDispatcher()
 
     /**
-     * Complete [prompt] as a stream of text.  Nothing runs before it is collected, decoding is at most a round ahead of the
-     * collector, and cancelling the collection ends the request after the round, or the current piece of the prompt; its KV
-     * stays for the next one.  For an encoder-decoder the prompt is the encoder's input, as text or as token ids.
+     * Complete [prompt] as a stream of text.  Nothing runs before it is collected, decoding is at most a round ahead of the collector, and
+     * cancelling the collection ends the request after the round, or the current piece of the prompt; its KV stays for the next one.
      */
     fun stream(prompt: String, settings: Settings = defaults): Flow<Chunk> {
         if (prompt.isBlank()) throw InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
-        if (encoding == null) return stream(codec.encode(prompt), settings)
-        val texts = sources ?: throw InvalidRequest("got a text, but this model reads rows of features", "use transcribe")
-        return stream(texts.encode(prompt, settings.sourceLanguage, settings.targetLanguage), settings)
-    }
-
-    /** Cut the encoder's input at ends of sentences into parts of its length, without the spaces around them. */
-    fun cut(text: String, settings: Settings = defaults): List<String> {
-        val texts = sources ?: return listOf(text)
-        val most = manifest.target.source!!.most
-        return pieces(text) { texts.encode(it, settings.sourceLanguage, settings.targetLanguage).size <= most }.map { part -> part.trim().ifEmpty { part } }
+        return stream(encode(prompt), settings)
     }
 
     fun stream(prompt: IntArray, settings: Settings = defaults): Flow<Chunk> {
-        if (encoding != null) return stream(Source.of(prompt, begin(settings)), settings)
-        if (settings.sourceLanguage != null || settings.targetLanguage != null) {
-            throw InvalidRequest("languages are for encoder-decoders, and this model is a decoder alone")
-        }
-        return stream(prompt, null, settings)
-    }
-
-    /** The same for an existing source. */
-    fun stream(source: Source, settings: Settings = defaults): Flow<Chunk> {
-        val reads = encoding ?: throw InvalidRequest("got a source, but this model is a decoder alone: expected a prompt")
-        reads.check(source)
-        return stream(source.begin, source, settings)
-    }
-
-    private fun begin(settings: Settings): IntArray =
-        sources?.begin(settings.sourceLanguage, settings.targetLanguage) ?: manifest.speech?.begin() ?: IntArray(0)
-
-    private fun stream(prompt: IntArray, source: Source?, settings: Settings): Flow<Chunk> {
-        if (settings.beams != null) {
-            if (source == null) throw InvalidRequest("beams are searched for encoder-decoders, and this model is a decoder alone")
-            return flow { emit(searchBeams(source, settings).let { Chunk(it.text, null, result = it) }) } // complete at the end
-        }
-        chooseFor(settings) // reject what cannot be served at once
+        val method = methodOf(settings) // reject what cannot be served at once
+        if (prompt.isEmpty()) throw InvalidRequest("the prompt is empty", "give at least one token to start from")
+        if (prompt.size >= context) throw tooLong(prompt)
+        val prediction = settings.prediction?.takeIf { it.isNotEmpty() && method != "plain" }?.let { native.encode(it, special = false) }
         return flow {
-            begin(prompt, source, settings).use { request ->
-                while (true) {
+            checkOpen()
+            val job = currentCoroutineContext().job
+            val answer = Answer(settings, method, prediction) { job.isActive && isOpen }
+            var session = take(prompt)
+            try {
+                try {
+                    answer.begin(session, prompt)
+                } catch (error: Full) {
+                    if (!session.limited) throw error
+                    sessions.drop(session) // opened where less memory was free
+                    session = sessions.fresh()
+                    answer.begin(session, prompt)
+                }
+                do {
                     currentCoroutineContext().ensureActive()
                     checkOpen()
-                    if (request.read()) { // another request's turn, or the end of this one
-                        yield()
-                        continue
-                    }
-                    val chunk = request.next()
+                    spare()
+                    val chunk = answer.next(session)
                     emit(chunk)
-                    if (chunk.result != null) break
-                }
+                } while (chunk.result == null)
+                saved?.keep(session, answer.readSeconds)
+            } catch (error: Cancelled) {
+                currentCoroutineContext().ensureActive()
+                checkOpen()
+                throw error
+            } catch (error: Full) {
+                throw tooLong(prompt)
+            } finally {
+                sessions.giveBack(session)
+                if (!isOpen) sessions.clear()
             }
-        }.buffer(Channel.RENDEZVOUS).flowOn(dispatcher)
+        }.buffer(Channel.RENDEZVOUS).flowOn(Dispatchers.IO)
     }
 
-    private fun begin(prompt: IntArray, source: Source?, settings: Settings): Request {
-        checkOpen()
-        return Request(this, prompt, source, if (source == null && manifest.rules == null) settings else ruled(settings, prompt.size))
+    private fun tooLong(prompt: IntArray) = InvalidRequest(
+        "the prompt has ${prompt.size} tokens, which leaves no room in the context of $context tokens, or in the memory", "shorten it",
+    )
+
+    /** A session for a prompt, with what the disk has of it. */
+    private fun take(prompt: IntArray): TextSession {
+        if (memory?.low == true) sessions.clear()
+        val found = try {
+            sessions.take(prompt)
+        } catch (error: BudgetError) {
+            if (!sessions.any) throw error
+            sessions.clear()
+            sessions.take(prompt)
+        }
+        try {
+            saved?.restore(found, prompt)
+        } catch (error: Throwable) {
+            sessions.drop(found)
+            throw error
+        }
+        return found
     }
 
-    /** A request with the rules of writing that its model has, and of an encoder-decoder with its length. */
-    internal fun ruled(settings: Settings, begin: Int): Settings {
-        val rules = manifest.text?.rules ?: manifest.rules
-        val most = if (manifest.text == null) begin + settings.length else minOf(rules?.most ?: context, context)
-        val length = settings.maxNewTokens ?: maxOf(1, most - begin)
-        if (rules?.needed != true || settings.sampling.constraint != null) return settings.copy(maxNewTokens = length)
-        val (kept, ends) = if (settings.ignoreEos) rules.copy(forcedEnd = null) to emptySet() else rules to eos
-        val bound = RuledText(kept, manifest.target.facts.vocab, ends, begin, minOf(context, begin + length))
-        return settings.copy(maxNewTokens = length, sampling = settings.sampling.copy(constraint = bound))
+    /** Limits for a hot device from the next round on; asked for once per second. */
+    private fun spare() {
+        val asked = heat?.takeIf { manifest.native } ?: return // ONNX Runtime's threads cannot be limited later
+        if (felt != 0L && System.nanoTime() - felt < SECOND) return
+        felt = System.nanoTime()
+        val found = sparing(asked.level(), threads)
+        if (found != limit) native.limit(found)
+        limit = found
+    }
+
+    /** The method for the library; null = auto. */
+    private fun methodOf(settings: Settings): String? {
+        val (wanted, proposers) = settings.method to settings.drafts.proposers
+        if (proposers.isNotEmpty() && wanted != null && wanted != CHAIN) throw InvalidRequest(
+            "method $wanted and proposers ${proposers.joinToString(", ")}: expected one of them", "proposers belong to method chain",
+        )
+        if (proposers.isEmpty() && (wanted == null || wanted == AUTO)) return null
+        val chain = listOfNotNull("ngram", listOf("speculative", "self-spec").firstOrNull { it in methods })
+        val names = proposers.ifEmpty { if (wanted == CHAIN) chain else listOf(wanted!!) }
+        for (name in names) if (name !in methods && name != "plain") throw InvalidRequest(
+            "method '$name' is not in this bundle; it has: ${methods.joinToString(", ")}",
+            if (name in manifest.elsewhere) "$name runs in Python alone: choose another method" else if (name in METHODS) "export it with `--method $name`" else "check the spelling",
+        )
+        return names.joinToString(",") { if (it == "ar") "plain" else it }
+    }
+
+    /** A running request: its text so far. */
+    private inner class Answer(private val settings: Settings, private val method: String?, private val prediction: IntArray?, goesOn: () -> Boolean) {
+        private val stats = Stats()
+        private val text = StringBuilder()
+        private var tokens = IntArray(64)
+        private val logprobs = ArrayList<Double>()
+        private val wins = HashMap<String, Int>() // accepted guesses by drafter
+        private val watch = object : Watch {
+            override fun read(tokens: Long, total: Long): Boolean = goesOn()
+            override fun allowed(text: IntArray, logits: FloatArray): BooleanArray? = settings.sampling.constraint?.allowed(text, logits)
+        }
+        var readSeconds = 0.0 // of the prompt
+            private set
+
+        fun begin(session: TextSession, prompt: IntArray) {
+            session.native.begin(prompt, settings, method, prediction, watch)
+            session.begins(prompt)
+            val (all, reused, prompted) = session.native.counts()
+            stats.promptTokens = all.toInt()
+            stats.reusedTokens = reused.toInt()
+            stats.prefillMs = prompted / 1e6
+            readSeconds = prompted / 1e9
+        }
+
+        fun next(session: TextSession): Chunk {
+            val round = session.native.next()
+            while (stats.tokens + round.tokens.size > tokens.size) tokens = tokens.copyOf(2 * tokens.size)
+            round.tokens.copyInto(tokens, stats.tokens)
+            stats.add(round)
+            text.append(round.text)
+            round.logprobs?.let { logprobs.addAll(it.asList()) }
+            if (round.accepted > 0) wins.merge(round.drafter, round.accepted, Int::plus)
+            return Chunk(round.text, round, round.finish?.let { result(session, it) })
+        }
+
+        private fun result(session: TextSession, finish: String): Result {
+            val written = tokens.copyOf(stats.tokens)
+            session.text = session.text + written.copyOf(written.size - 1) // the last token is not read yet
+            val counts = session.native.counts()
+            stats.decodeMs = counts[3] / 1e6
+            stats.passMs = counts[4] / 1e6
+            stats.droppedReason = session.native.dropped()
+            val wanted = settings.method?.takeIf { it != AUTO && it != CHAIN }
+            val reason = if (method != null) "asked for" else "the fastest by what is measured"
+            val sure = !settings.sampling.rejects || stats.drafted == 0
+            val doubts = if (manifest.native || stats.drafted == 0) unproven else unproven + ROWS
+            return Result(
+                text = text.toString(), tokens = written, finish = finish, stats = stats, methodRequested = settings.method,
+                methodUsed = wanted ?: wins.maxByOrNull { it.value }?.key ?: "ar",
+                reason = listOfNotNull(reason, stats.droppedReason?.let { "drafter dropped: $it" }, hot()).joinToString("; "),
+                lossless = said(true, unproven), exact = said(sure, doubts), approximations = approximations, operators = operators.kind,
+                logprobs = if (settings.logprobs) logprobs.toDoubleArray() else null, unproven = doubts,
+            )
+        }
+
+        private fun said(claim: Boolean, doubts: List<String>): Boolean? = claim.takeUnless { claim && doubts.isNotEmpty() }
+        private fun hot() = if (limit < threads) "the device is warm: $limit of $threads threads" else null
     }
 
     /** Complete a prompt; not for the main thread of an app. */
     fun generate(prompt: String, settings: Settings = defaults): Result = collect(stream(prompt, settings))
     fun generate(prompt: IntArray, settings: Settings = defaults): Result = collect(stream(prompt, settings))
-    fun generate(source: Source, settings: Settings = defaults): Result = collect(stream(source, settings))
 
     /** The same without a thread that waits. */
     suspend fun complete(prompt: String, settings: Settings = defaults): Result = last(stream(prompt, settings))
-    suspend fun complete(prompt: IntArray, settings: Settings = defaults): Result = last(stream(prompt, settings))
 
     internal fun collect(stream: Flow<Chunk>): Result = runBlocking { last(stream) }
 
     private suspend fun last(stream: Flow<Chunk>): Result =
         stream.last().result ?: throw EdgespecError("a request ended without a result")
 
-    /** Answer a conversation, formatted by the model's template.  Earlier turns still in a slot are reused. */
+    /** Answer a conversation, formatted by the model's template.  Earlier turns still in a session are reused. */
     fun chat(messages: List<Message>, settings: Settings = defaults): Result = generate(encodeChat(messages), settings)
     fun conversation(messages: List<Message> = emptyList(), settings: Settings = defaults) = Conversation(this, messages, settings)
-    internal fun encodeChat(messages: List<Message>): IntArray = tokens(template.write(messages), messages.mapNotNull { it.picture }, false)
-    fun encode(text: String): IntArray = codec.encode(text)
 
-    /** Token ids of [pictures] and the text after them, for `generate` or `stream`; the vision encoder runs for new pictures. */
-    fun encode(text: String, pictures: List<Picture>): IntArray = tokens(reader.written(text, pictures.size), pictures, true)
+    internal fun encodeChat(messages: List<Message>): IntArray {
+        if (djl != null) return native.encode(template.write(messages), special = false)
+        return native.encodeChat(messages.map { Gson().toJson(mapOf("role" to it.role, "content" to it.content)) })
+    }
 
-    private fun tokens(text: String, shown: List<Picture>, withSpecial: Boolean): IntArray =
-        if (shown.isEmpty()) codec.encode(text, withSpecial) else reader.encode(text, shown, withSpecial)
+    private val template by lazy { ChatTemplate.read(bundle.path) }
 
-    internal val reader: Pictures
-        get() = pictures ?: throw InvalidRequest(
-            if (manifest.target.image == null) "got a picture, and this model reads text alone" else "pictures are read by native operators alone",
-            "use a bundle that reads pictures, as of SmolVLM2, and the native library",
-        )
-    fun decode(tokens: IntArray): String = codec.decode(tokens)
+    /** Whether the model has a chat template that can be followed here. */
+    val chats: Boolean by lazy { runCatching { encodeChat(listOf(Message("user", "?"))) }.isSuccess }
 
-    val methods: List<String> get() = manifest.methods.keys.toList()
+    fun encode(text: String): IntArray {
+        if (!Charsets.UTF_8.newEncoder().canEncode(text)) { // lone surrogates: not text
+            throw InvalidRequest("the prompt cannot be encoded: it has half of a surrogate pair")
+        }
+        return native.encode(text, special = true)
+    }
+
+    fun decode(tokens: IntArray): String = native.decode(tokens)
+
+    val methods: List<String> get() = manifest.methods
 
     /** Differences from the source model, independent of the method. */
     val approximations: List<String>
-        get() {
-            val form = if (manifest.target.highAlone) "the high 4 bits of int8" else manifest.target.format
-            val found = if (form == "fp32") emptyList() else listOf("$form weights", "8-bit activations")
-            val source = manifest.provenance["approximations"]?.asJsonArray?.map { it.asString }
-            return found + (source ?: emptyList()) + (attention.kv?.approximations ?: emptyList())
-        }
+        get() = (if (manifest.format == "fp32") emptyList() else listOf("${manifest.format} weights", "8-bit activations")) + manifest.approximations
 
-    fun chooseFor(settings: Settings): MethodChoice {
-        val own = settings.proposer ?: return chooseMethod(manifest, settings.method, settings.drafts)
-        if (settings.method != null || settings.drafts.proposers.isNotEmpty()) {
-            throw InvalidRequest("got a custom proposer and a method: expected one of them", "leave out the method")
-        }
-        return ownChoice(own.name)
-    }
-
-    /** Whether verified rows have the bits of plain decoding's on this machine; probed once, then known. */
-    internal val rowsExact: Boolean by lazy {
-        val lane = lanes.any() // its text stays
-        try {
-            strict && probeRows(lane.target)
-        } finally {
-            lanes.giveBack(lane)
-        }
-    }
-
-    fun kvBytes(): Long = onDecodeThread { textBytes }
-    val threads: Int get() = model.threads
-    internal val freeMemory: Long? get() = memory?.available
-    private val textBytes: Long get() = lanes.kvBytes + (encoding?.nbytes ?: 0)
-
-    /** Look at the memory before a request is let in; where the system is short of it, idle texts go first. */
-    internal fun lookAtMemory() {
-        val facts = memory ?: return
-        if (facts.low) lanes.clear()
-        allowance.renew(facts.available, textBytes)
-    }
-
-    /** Limits for a hot device from the next round on; asked for once per second. */
-    internal fun spare(): Sparing {
-        val asked = heat ?: return sparing
-        if (felt != 0L && System.nanoTime() - felt < SECOND) return sparing
-        felt = System.nanoTime()
-        val found = Sparing.at(asked.level(), model.threads)
-        if (found.threads != sparing.threads) (draftModels.values + model).forEach { it.runner.limit(minOf(found.threads, it.threads)) }
-        return found.also { sparing = it }
+    /** Bytes of keys and values of idle texts. */
+    fun kvBytes(): Long {
+        checkOpen()
+        return sessions.bytes
     }
 
     /**
-     * Give memory back, without losing any text: [Trim.SOME] keeps the latest conversation's keys and values, [Trim.ALL]
-     * none, and not the draft model either; what is needed again is computed again.  Running requests continue.
+     * Give memory back, without losing any text: [Trim.SOME] keeps the latest conversation's keys and values, [Trim.ALL] none; what is
+     * needed again is computed again.  Running requests continue.
      */
-    fun trim(level: Trim) = onDecodeThread {
-        lanes.clear(if (level == Trim.SOME) 1 else 0)
-        if (level == Trim.ALL && lanes.inUse == 0) {
-            draftModels.values.forEach { it.close() }
-            draftModels.clear()
-            encoding?.clear()
-            pictures?.clear()
-        }
-    }
+    fun trim(level: Trim) = sessions.clear(if (level == Trim.SOME) 1 else 0)
 
-    /** Write pending prompts to the cache, drop all slots and close the sessions; running requests fail with a clear error. */
+    /** Close the bundle; running requests fail with a clear error. */
     override fun close() {
         if (!closed.compareAndSet(false, true)) return
-        if (Thread.currentThread() !== decodeThread) prompts?.finish()
-        onDecodeThread {
-            trim(Trim.ALL)
-            if (lanes.inUse == 0) {
-                model.close()
-                sources?.close()
-                codec.close()
-            } // else a request is suspended in between rounds: its memory goes with the garbage
-        }
-        executor.shutdown()
+        sessions.clear()
+        native.close()
+        if (!sessions.inUse) stock.forEach { it.close() } // else a request is suspended in between rounds: they go with the garbage
     }
 
     val isOpen: Boolean get() = !closed.get()
 
     private fun checkOpen() {
-        if (closed.get()) throw InvalidRequest("this engine is closed", "load the bundle again")
-    }
-
-    internal fun <T> onDecodeThread(run: () -> T): T {
-        if (Thread.currentThread() === decodeThread) return run()
-        try {
-            return executor.submit(Callable(run)).get()
-        } catch (error: ExecutionException) {
-            throw error.cause ?: error
-        } catch (error: java.util.concurrent.RejectedExecutionException) {
-            throw InvalidRequest("this engine is closed", "load the bundle again", error)
-        }
-    }
-
-    /** A slot for the texts of a search, [longest] tokens each. */
-    internal fun beamSlot(beams: Int, longest: Int) = NativeSlot(model, context, longest, beams = beams)
-
-    private fun draft(name: String): Model = draftModels.getOrPut(name) {
-        val part = bundle.part(name)
-        val choice = chooseOperators(wantedOperators, part, library)
-        val small = (manifest.files[part.weights]?.size ?: 0) < ONE_THREAD_BYTES
-        Model(bundle.path, part, choice.graph(part, false), if (small) 1 else model.threads, library, onOnnxRuntime = onOnnxRuntime)
-            .also { made ->
-                if (sparing.threads > 0) made.runner.limit(minOf(sparing.threads, made.threads))
-                made.inserted = pictures?.draftRows?.takeIf { part.image != null }
-                made.instead = pictures?.instead?.takeIf { it < part.facts.vocab } ?: 0
-            }
+        if (closed.get()) throw closedError()
     }
 }

@@ -2,176 +2,40 @@ package dev.edgespec.runtimes
 
 import com.google.gson.*
 import dev.edgespec.*
-import dev.edgespec.decoding.INSERTED
-import dev.edgespec.drafters.hex
-import dev.edgespec.images.Picture
 import java.io.File
-import java.security.MessageDigest
 
-/* Text to tokens and back, by the tokenizers library of Hugging Face; it reads the bundle's file and never the network. */
+/* Text where the app has DJL's tokenizers: they read the bundle's file and never the network.  Our own library needs none of this. */
 
-class TextCodec(private val folder: File, name: String = "tokenizer.json") : AutoCloseable {
-    private val tokenizer: Tokenizer
-    private val names = HashMap<Int, String>() // all tokens by id, and those that are special
-    private val special = HashSet<Int>()
+internal const val TOKENIZER_FILE = "tokenizer.json"
+
+/** Text to tokens and back by DJL's library, where the app has not our own (edgespec/runtimes/tokenizer), as functions of the app. */
+internal class DjlCodec(private val folder: File) : AppCodec {
+    private val tokenizer: DjlTokenizer
 
     init {
-        val file = File(folder, name)
-        if (!file.isFile) throw BundleError("$folder: has no $name", "download the model's tokenizer files too")
+        val file = File(folder, TOKENIZER_FILE)
+        if (!file.isFile) throw BundleError("$folder: has no $TOKENIZER_FILE", "download the model's tokenizer files too")
         try {
-            val data = JsonParser.parseString(file.readText()).asJsonObject
-            readVocabulary(data)
-            tokenizer = if (NativeTokenizer.found) NativeTokenizer.read(file) else DjlTokenizer(file, ByteTokens.of(data, names, special))
-        } catch (error: Exception) { // the libraries raise their own types
+            tokenizer = DjlTokenizer(file, ByteTokens.of(JsonParser.parseString(file.readText()).asJsonObject))
+        } catch (error: Exception) { // the library raises its own types
             throw BundleError("$file: not a readable tokenizer: ${firstLine(error)}", "download it again", error)
         }
     }
 
-    private fun readVocabulary(data: JsonObject) {
-        val vocab: JsonElement? = data.getAsJsonObject("model")["vocab"]
-        if (vocab != null && vocab.isJsonObject) {
-            vocab.asJsonObject.entrySet().forEach { names[it.value.asInt] = it.key }
-        } else {
-            vocab?.asJsonArray?.forEachIndexed { at, entry -> names[at] = entry.asJsonArray[0].asString }
-        }
-        data.getAsJsonArray("added_tokens")?.forEach { entry ->
-            val token = entry.asJsonObject
-            names[token["id"].asInt] = token["content"].asString
-            if (token["special"]?.asBoolean == true) special.add(token["id"].asInt)
-        }
-    }
-
-    val vocabSize: Int get() = names.size // number of tokens, added ones included
-
-    /** SHA-256 of all tokens with their ids, as hex digits: equal where token ids mean the same. */
-    fun vocabularySha256(): String {
-        val digest = MessageDigest.getInstance("SHA-256")
-        for ((number, token) in names.toSortedMap()) {
-            digest.update("$number ${token.codePointCount(0, token.length)} $token".toByteArray())
-        }
-        return hex(digest.digest())
-    }
-
-    /** Token ids of a text; [withSpecial] adds BOS and other special tokens. */
-    fun encode(text: String, withSpecial: Boolean = true): IntArray {
-        if (!Charsets.UTF_8.newEncoder().canEncode(text)) { // lone surrogates: not text
-            throw InvalidRequest("the prompt cannot be encoded: it has half of a surrogate pair")
-        }
-        return try {
-            tokenizer.encode(text, withSpecial)
-        } catch (error: Exception) {
-            throw InvalidRequest("the prompt cannot be encoded: ${firstLine(error)}", cause = error)
-        }
-    }
-
-    /** Text of token ids, without special tokens and rows of pictures; bytes outside of characters become U+FFFD. */
-    fun decode(tokens: IntArray): String {
-        val words = if (tokens.any { it >= INSERTED }) tokens.filter { it < INSERTED }.toIntArray() else tokens
-        return if (words.isEmpty()) "" else tokenizer.decode(words)
-    }
-
+    override fun encode(text: ByteArray, special: Boolean): IntArray = tokenizer.encode(text.toString(Charsets.UTF_8), special)
+    override fun decode(tokens: IntArray): ByteArray = tokenizer.decode(tokens).toByteArray(Charsets.UTF_8)
     override fun close() = tokenizer.close()
 }
 
-private const val CONTEXT = 8 // tokens of the prompt that are enough context, if no character is cut
-private const val HALF = 3 // maximum bytes of an incomplete character, each perhaps written as U+FFFD
-
-/**
- * Text of a growing token list, given out as soon as it is complete UTF-8 and cannot begin a stop string.  The window is
- * the last tokens that gave text and those after them: enough for the space of the next word, and for characters that are
- * written by several tokens.
- */
-class StreamDecoder(private val decode: (IntArray) -> String, prompt: IntArray = IntArray(0), stop: List<String> = emptyList()) {
-    private val stop = stop.filter { it.isNotEmpty() }
-    private val given = StringBuilder()
-    private var window: IntArray = tail(prompt)
-    private var settled = window.size // tokens of the window whose text is out
-    private var out = decode(window).length // of the window's text, what is out
-    private var held = "" // complete text that may begin a stop string
-    val text: String get() = given.toString()
-
-    /** The stop string that ended the text; null = none did. */
-    var stopped: String? = null
-        private set
-
-    /** Add a token -> new text, possibly empty.  Once stopped, nothing more comes. */
-    fun push(token: Int): String {
-        if (stopped != null) return ""
-        window += token
-        val text = decode(window)
-        val whole = whole(text)
-        val fresh = if (whole > out) text.substring(out, whole) else ""
-        out = minOf(maxOf(out, whole), text.length) // a prompt may end within a character
-        if (whole == text.length) {
-            if (fresh.trim(' ').isNotEmpty()) { // others stay: some decoders strip the spaces before the first word they see
-                window = window.copyOfRange(settled, window.size)
-                out = decode(window).length
-            }
-            settled = window.size
-        }
-        return give(held + fresh)
-    }
-
-    fun finish(): String {
-        if (stopped != null) return ""
-        val text = decode(window)
-        val rest = if (out < text.length) text.substring(out) else ""
-        out = text.length
-        settled = window.size
-        val now = give(held + rest)
-        val last = held // empty if a stop string was found
-        held = ""
-        given.append(last)
-        return now + last
-    }
-
-    /** The length of a text without those at its end that may be the beginning of another character. */
-    private fun whole(text: String): Int = text.length - minOf(text.length - text.trimEnd('\ufffd').length, HALF)
-
-    /** The end of the prompt, long enough to be written as in the whole. */
-    private fun tail(prompt: IntArray): IntArray {
-        val whole = decode(prompt)
-        var count = CONTEXT
-        while (count < prompt.size) {
-            val part = decode(prompt.copyOfRange(prompt.size - count, prompt.size))
-            if (part.isNotEmpty() && whole.endsWith(part)) break
-            count *= 2
-        }
-        return prompt.copyOfRange(maxOf(0, prompt.size - count), prompt.size)
-    }
-
-    private fun give(candidate: String): String {
-        held = ""
-        var now = candidate
-        val found = stop.map { candidate.indexOf(it) to it }.filter { it.first >= 0 }
-        if (found.isNotEmpty()) {
-            val (at, string) = found.minWith(compareBy({ it.first }, { it.second }))
-            stopped = string
-            now = candidate.take(at)
-        } else {
-            val keep = stop.maxOfOrNull { overlap(candidate, it) } ?: 0
-            held = candidate.takeLast(keep)
-            now = candidate.dropLast(keep)
-        }
-        given.append(now)
-        return now
-    }
-}
-
-/** Length of the longest end of [text] that begins [string]. */
-private fun overlap(text: String, string: String): Int =
-    (minOf(text.length, string.length - 1) downTo 1).firstOrNull { string.startsWith(text.takeLast(it)) } ?: 0
-
-/** A message of a conversation; roles are `system`, `user`, `assistant`; a [picture] of the user's comes before the content. */
-data class Message(val role: String, val content: String, val picture: Picture? = null)
+/** A message of a conversation; roles are `system`, `user`, `assistant`. */
+data class Message(val role: String, val content: String)
 
 internal const val CHAT_FILE = "chat.json"
 private const val CHAT_VERSION = 1
 
 /**
  * A model's chat template as data that the exporter has compared with the template: the text between two messages depends only on their
- * roles.  [gaps]: "start>user", "user>assistant", ..., "user>answer" for the text before an answer, and "start>user+image" for the text
- * before a message with a picture, including the picture's placeholder; [trimmed]: roles whose content is stripped of white space;
+ * roles.  [gaps]: "start>user", "user>assistant", ..., "user>answer" for the text before an answer; [trimmed]: roles whose content is stripped of white space;
  * [thoughts]: earlier answers are written without the part before </think>.
  */
 class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: Set<String>, private val thoughts: Boolean) {
@@ -180,7 +44,7 @@ class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: S
         val text = StringBuilder()
         var last = "start"
         for (message in messages) {
-            text.append(gap(last, if (message.picture == null) message.role else "${message.role}+image"))
+            text.append(gap(last, message.role))
             var content = message.content
             if (thoughts && message.role == "assistant") content = content.substringAfterLast("</think>").trimStart('\n')
             text.append(if (message.role in trimmed) content.trim() else content)

@@ -4,49 +4,12 @@ import ai.djl.huggingface.tokenizers.HuggingFaceTokenizer
 import com.google.gson.*
 import java.io.File
 
-/* Hugging Face's tokenizers, by edgespec's own library or by DJL's. */
+/* Hugging Face's tokenizers by DJL's library. */
 
 private const val REPLACEMENT = "\ufffd"
 
-/** Converts texts to tokens, and tokens to texts, without special ones. */
-internal interface Tokenizer : AutoCloseable {
-    fun encode(text: String, withSpecial: Boolean): IntArray
-    fun decode(tokens: IntArray): String
-}
-
-/**
- * Our own library (edgespec/runtimes/tokenizer), which takes the place of DJL's where the system finds it under its name: packaged
- * in the app, or on a JVM's `java.library.path`.
- */
-internal object NativeTokenizer {
-    /** Whether the library exists. */
-    val found: Boolean by lazy { runCatching { System.loadLibrary("edgespec_tokenizer") }.isSuccess }
-
-    private external fun open(json: ByteArray): Long
-    private external fun close(tokenizer: Long)
-    private external fun encode(tokenizer: Long, text: ByteArray, special: Int): IntArray?
-    private external fun decode(tokenizer: Long, tokens: IntArray): ByteArray?
-    private external fun error(): ByteArray
-
-    private fun said() = IllegalArgumentException(String(error(), Charsets.UTF_8).removePrefix("not a readable tokenizer: "))
-
-    fun read(file: File): Tokenizer = object : Tokenizer {
-        private var tokenizer = open(file.readBytes()).also { if (it == 0L) throw said() }
-
-        override fun encode(text: String, withSpecial: Boolean): IntArray =
-            encode(tokenizer, text.toByteArray(Charsets.UTF_8), if (withSpecial) 1 else 0) ?: throw said()
-
-        override fun decode(tokens: IntArray): String = String(decode(tokenizer, tokens) ?: throw said(), Charsets.UTF_8)
-
-        override fun close() {
-            close(tokenizer)
-            tokenizer = 0
-        }
-    }
-}
-
 /** DJL's library; [bytes] decodes what it decodes otherwise than Python. */
-internal class DjlTokenizer(file: File, private val bytes: ByteTokens?) : Tokenizer {
+internal class DjlTokenizer(file: File, private val bytes: ByteTokens?) : AutoCloseable {
     private val tokenizer: HuggingFaceTokenizer
 
     init {
@@ -59,12 +22,12 @@ internal class DjlTokenizer(file: File, private val bytes: ByteTokens?) : Tokeni
         }
     }
 
-    override fun encode(text: String, withSpecial: Boolean): IntArray {
+    fun encode(text: String, withSpecial: Boolean): IntArray {
         val ids = tokenizer.encode(text, withSpecial, false).ids
         return IntArray(ids.size) { ids[it].toInt() }
     }
 
-    override fun decode(tokens: IntArray): String {
+    fun decode(tokens: IntArray): String {
         val text = tokenizer.decode(LongArray(tokens.size) { tokens[it].toLong() }, true)
         return if (bytes != null && REPLACEMENT in text) bytes.decode(tokens) else text
     }
@@ -90,11 +53,20 @@ internal class ByteTokens private constructor(
     companion object {
         private val BYTE = Regex("<0x([0-9A-Fa-f]{2})>")
 
-        fun of(data: JsonObject, names: Map<Int, String>, special: Set<Int>): ByteTokens? {
+        /** null = the tokenizer has no byte fallback. */
+        fun of(data: JsonObject): ByteTokens? {
             val decoder = data["decoder"]?.takeIf { it.isJsonObject }?.asJsonObject ?: return null
             val several = decoder["type"].asString == "Sequence"
             val all = if (several) decoder.getAsJsonArray("decoders").map { it.asJsonObject } else listOf(decoder)
             if (all.none { it["type"].asString == "ByteFallback" }) return null
+            val (names, special) = HashMap<Int, String>() to HashSet<Int>() // all tokens by id, and those that are special
+            val vocab: JsonElement? = data.getAsJsonObject("model")["vocab"]
+            if (vocab != null && vocab.isJsonObject) vocab.asJsonObject.entrySet().forEach { names[it.value.asInt] = it.key }
+            else vocab?.asJsonArray?.forEachIndexed { at, entry -> names[at] = entry.asJsonArray[0].asString }
+            data.getAsJsonArray("added_tokens")?.map { it.asJsonObject }?.forEach { token ->
+                names[token["id"].asInt] = token["content"].asString
+                if (token["special"]?.asBoolean == true) special.add(token["id"].asInt)
+            }
             return ByteTokens(names, special, all.map(::step))
         }
 

@@ -3,7 +3,6 @@ package dev.edgespec.support
 import com.google.gson.*
 import dev.edgespec.Edgespec
 import dev.edgespec.decoding.*
-import dev.edgespec.drafters.Proposer
 import dev.edgespec.engine.Engine
 import dev.edgespec.reports.proof
 import java.io.File
@@ -11,31 +10,28 @@ import kotlin.system.exitProcess
 
 /* Requests that Python has served, served again here: see tests/support/agreement.py, which writes the file and starts this. */
 
-/** Proposes the last token again. */
-private class LastToken : Proposer {
-    override fun propose(tokens: IntArray, budget: Int) = Proposal(IntArray(minOf(budget, 3)) { tokens.last() })
-}
-
 /** Result of a bundle's requests: tokens compared, and every request that differs or lost its drafter. */
 class Replayed(val compared: Int, val golden: Int, val wrong: List<String>)
 
+/** Settings under the names that the Python side has for them. */
 internal fun settings(case: JsonObject): Settings {
     val given = case["settings"].asJsonObject
-    val method = given.text("method")
     return Settings(
-        method = method.takeIf { it != "proposer" },
-        maxNewTokens = case.int("max_new_tokens"),
-        sampling = paramsOf(given, given["seed"]?.asLong),
-        drafts = DraftOptions(
-            branch = given["branch"]?.ints()?.asList(),
-            proposers = given["proposers"]?.asJsonArray?.map { it.asString } ?: emptyList(), nodes = given["nodes"]?.asInt,
-            cycles = given["cycles"]?.asInt, threshold = given["threshold"]?.asDouble,
-            search = given["search"]?.asDouble ?: DraftOptions().search,
+        method = given.text("method"), maxNewTokens = case.int("max_new_tokens"), gamma = given["gamma"]?.asInt,
+        sampling = SamplingParams(
+            temperature = given["temperature"]?.asDouble ?: 0.0, topK = given["top_k"]?.asInt ?: 0,
+            topP = given["top_p"]?.asDouble ?: 1.0, minP = given["min_p"]?.asDouble ?: 0.0,
+            repetitionPenalty = given["repetition_penalty"]?.asDouble ?: 1.0, seed = given["seed"]?.asLong,
+            logitBias = given["logit_bias"]?.asJsonObject?.entrySet()?.associate { it.key.toInt() to it.value.asDouble } ?: emptyMap(),
+            acceptance = given["acceptance"]?.asString ?: "rejection", verification = given["verification"]?.asString ?: "token",
+            presencePenalty = given["presence_penalty"]?.asDouble ?: 0.0, frequencyPenalty = given["frequency_penalty"]?.asDouble ?: 0.0,
         ),
-        adaptive = given["adaptive"]?.asBoolean ?: true,
-        fallback = given["fallback"]?.asBoolean ?: true,
-        proposer = if (method == "proposer") LastToken() else null,
-        ignoreEos = true, prediction = given["prediction"]?.asString,
+        drafts = DraftOptions(
+            branch = given["branch"]?.ints()?.asList(), nodes = given["nodes"]?.asInt, cycles = given["cycles"]?.asInt,
+            proposers = given["proposers"]?.asJsonArray?.map { it.asString } ?: emptyList(),
+        ),
+        stop = given["stop"]?.asJsonArray?.map { it.asString } ?: emptyList(), adaptive = given["adaptive"]?.asBoolean ?: true,
+        ignoreEos = true, logprobs = case.has("logprobs"), prediction = given["prediction"]?.asString,
     )
 }
 
@@ -46,41 +42,35 @@ private fun Engine.serve(case: JsonObject): String? {
         dropped != null -> "drafter dropped: $dropped"
         !case.ints("tokens").contentEquals(result.tokens) -> "expected ${case["tokens"]}, got ${result.tokens.asList()}"
         case.text("text") != result.text -> "expected ${case["text"]}, got ${result.text}"
-        // the clock chooses what auto begins with, and so whether a drafter must be shown what is known already
-        result.methodRequested != "auto" && case.int("reused") != result.stats.reusedTokens ->
-            "expected ${case["reused"]} reused tokens, got ${result.stats.reusedTokens}"
+        case.has("finish") && case.text("finish") != result.finish -> "expected ${case["finish"]}, got ${result.finish}"
         // a drafter that drafts differently gives the same text: only its draft tokens show it
         case.has("drafted") && case.int("drafted") != result.stats.drafted ->
             "expected ${case["drafted"]} guesses, got ${result.stats.drafted}"
         case.has("histogram") && case.ints("histogram").asList() != result.stats.histogram ->
             "expected rounds ${case["histogram"]} by guesses accepted, got ${result.stats.histogram}"
+        case.has("logprobs") && case.doubles("logprobs").zip(result.logprobs?.asList().orEmpty()).any { (one, other) -> Math.abs(one - other) > 1e-4 } ->
+            "expected ${case["logprobs"]}, got ${result.logprobs?.asList()}"
         case.flag("exact") && result.exact != true -> "expected an exact result"
         else -> null
     }
 }
 
-/** Serve every request of a bundle again, and its golden vectors; [onOnnxRuntime]: native operators too. */
-fun replay(bundle: JsonObject, library: File, onOnnxRuntime: Boolean = false): Replayed {
-    val engine = Edgespec.load(
-        File(bundle.text("path")), threads = 2, operators = bundle.text("operators"), library = library,
-        precision = bundle.text("precision"), onOnnxRuntime = onOnnxRuntime,
-    )
-    return engine.use {
-        val cases = bundle["cases"].asJsonArray.map { it.asJsonObject }
-        val wrong = cases.mapNotNull { case -> engine.serve(case)?.let { "${bundle.text("format")} ${case["settings"]}: $it" } }
-        val proof = proof(engine).map { it.equal }
-        val unproved = proof.indices.filter { !proof[it] }.map { "golden vector $it differs" }
-        Replayed(cases.sumOf { it.ints("tokens").size }, proof.size, wrong + unproved)
-    }
+/** Serve every request of a bundle again, and its golden vectors. */
+fun replay(bundle: JsonObject, library: File): Replayed = Edgespec.load(File(bundle.text("path")), threads = 2, library = library).use { engine ->
+    val cases = bundle["cases"].asJsonArray.map { it.asJsonObject }
+    val wrong = cases.mapNotNull { case -> engine.serve(case)?.let { "${bundle.text("format")} ${case["settings"]}: $it" } }
+    val proof = proof(engine).map { it.equal }
+    val unproved = proof.indices.filter { !proof[it] }.map { "golden vector $it differs" }
+    Replayed(cases.sumOf { it.ints("tokens").size }, proof.size, wrong + unproved)
 }
 
-/** Arguments: the file of requests, a library of native operators, and perhaps "onnxruntime", which then runs those.  A line for every bundle; exit code 1 if one differs. */
+/** Arguments: the file of requests, a library of native operators.  A line for every bundle; exit code 1 if one differs. */
 fun main(arguments: Array<String>) {
     val golden = JsonParser.parseString(File(arguments[0]).readText()).asJsonObject
     val machine = System.getProperty("os.arch")
     var differ = 0
     for (bundle in golden["bundles"].asJsonArray.map { it.asJsonObject }) {
-        val done = replay(bundle, File(arguments[1]), arguments.size > 2)
+        val done = replay(bundle, File(arguments[1]))
         val requests = bundle["cases"].asJsonArray.size()
         println(
             "$machine ${bundle.text("operators")} ${bundle.text("format")}: ${done.compared} tokens of $requests requests and " +

@@ -11,20 +11,20 @@ import kotlin.system.exitProcess
 
 /* Speed of the runtime on a JVM: see benchmarks/kotlin.py, which alternates this and Python's twin. */
 
-private const val ON_ORT = "-on-onnxruntime"
 private val PROMPT = IntArray(32) { 2 + it % 29 }
 
 private fun pss(): Long = File("/proc/self/smaps_rollup").readLines().first { it.startsWith("Pss:") }.filter { it.isDigit() }.toLong()
 
-private fun allocated(thread: Thread): Long =
-    (ManagementFactory.getThreadMXBean() as ThreadMXBean).getThreadAllocatedBytes(thread.id)
+private fun allocated(): Long {
+    val threads = ManagementFactory.getThreadMXBean() as ThreadMXBean
+    return threads.getThreadAllocatedBytes(threads.allThreadIds).filter { it > 0 }.sum()
+}
+
+private fun since(start: Long): Double = (System.nanoTime() - start) / 1e6
 
 /** A bundle to load, and a method to decode [tokens] tokens with. */
-private class Served(val bundle: File, val library: File?, val operators: String, val method: String, val tokens: Int) {
-    fun load(): Engine = Edgespec.load(
-        bundle, threads = 2, operators = operators.removeSuffix(ON_ORT), library = library, check = false,
-        onOnnxRuntime = operators.endsWith(ON_ORT),
-    )
+private class Served(val bundle: File, val library: File, val method: String, val tokens: Int) {
+    fun load(): Engine = Edgespec.load(bundle, threads = 2, library = library, check = false)
 
     /** Milliseconds a token, and rounds. */
     fun decode(engine: Engine): Pair<Double, Int> {
@@ -41,10 +41,9 @@ private class Served(val bundle: File, val library: File?, val operators: String
         engine.generate(PROMPT, Settings(method, 1, ignoreEos = true))
         val first = since(start) - loaded
         decode(engine) // the JVM compiles what runs often
-        val thread = Thread.getAllStackTraces().keys.first { it.name == "edgespec-decode" }
-        val before = allocated(thread)
+        val before = allocated()
         val (ms, rounds) = decode(engine)
-        val allocated = allocated(thread) - before
+        val allocated = allocated() - before
         val pss = pss() / 1024.0
         engine.close()
         val again = System.nanoTime()
@@ -57,14 +56,13 @@ private class Served(val bundle: File, val library: File?, val operators: String
 }
 
 /**
- * Arguments: bundle, library or "-", operators, and a method, a number of tokens and perhaps "turns" (an engine stays open, and
+ * Arguments: bundle, library, a method, a number of tokens and perhaps "turns" (an engine stays open, and
  * decodes at every line of standard input); without any, the JVM's own PSS.
  */
 fun main(arguments: Array<String>) {
     if (arguments.isEmpty()) return println("{\"jvm_pss_mib\": ${pss() / 1024.0}}")
-    val library = arguments[1].takeIf { it != "-" }?.let(::File)
-    val served = Served(File(arguments[0]), library, arguments[2], arguments[3], arguments[4].toInt())
-    if (arguments.getOrNull(5) == "turns") {
+    val served = Served(File(arguments[0]), File(arguments[1]), arguments[2], arguments[3].toInt())
+    if (arguments.getOrNull(4) == "turns") {
         served.load().use { engine -> while (readlnOrNull() != null) println(served.decode(engine).first) }
     } else {
         println(Gson().toJson(served.figures()))

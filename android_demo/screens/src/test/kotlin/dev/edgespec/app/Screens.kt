@@ -7,7 +7,6 @@ import android.os.Looper
 import android.view.*
 import android.widget.Button
 import android.widget.Switch
-import dev.edgespec.audio.WavFile
 import dev.edgespec.decoding.Settings
 import java.io.File
 import java.util.Locale
@@ -55,9 +54,6 @@ class Screens {
         state.measure(listOf("My lord,", "The king"), Settings(maxNewTokens = 64), repeats = 3)
         work()
         picture("bench") { tab(it, BENCH) }
-        RuntimeEnvironment.setQualifiers("+night")
-        picture("plan-dark") { tab(it, PLAN) }
-        RuntimeEnvironment.setQualifiers("+notnight")
         state.prove()
         work()
         picture("proof") { tab(it, PROOF) }
@@ -79,20 +75,9 @@ class Screens {
         RuntimeEnvironment.setQualifiers("+night")
         picture("talk-dark")
         RuntimeEnvironment.setQualifiers("+notnight")
-        bring("translating")
-        state.source = "art thou his father yet he would be king on't\nwhat say you my lord speak again"
-        state.chat.method = "speculative"
-        state.translate()
-        work()
-        picture("translate") { tab(it, TRANSLATE) }
-        bring("hearing")
-        state.listen(WavFile(given("sound")))
-        work()
         RuntimeEnvironment.setQualifiers("ko-rKR-w360dp-h640dp-port-hdpi")
         Locale.setDefault(Locale.KOREA) // as the system does
-        picture("listen-korean") { tab(it, LISTEN) }
-        bring("bundle")
-        picture("plan-korean") { tab(it, PLAN) }
+        picture("bench-korean") { tab(it, BENCH) }
         state.close()
     }
 
