@@ -221,7 +221,7 @@ def test_kotlin_takes_it_in_the_place_of_djls(library: Path, bundles: Callable[.
     need_maven()
     made, bundle = golden.tokenizers(tmp_path), bundles("native", "int4")
     told_of = {"path": str(bundle), "operators": "native", "format": "int4"}
-    data = {"library": str(native_library().path), "bundles": [told_of], "tokenizers": made}
+    data: dict[str, Any] = {"library": str(native_library().path), "bundles": [told_of], "tokenizers": made}
     data["conversation"] = golden.conversation(bundle, tmp_path)
     (tmp_path / "golden.json").write_text(json.dumps(data), "utf-8")
     classes = ":".join(
