@@ -122,6 +122,7 @@ class Engine internal constructor(
                 checkOpen()
                 throw error
             } catch (error: Full) {
+                session.short = session.limited
                 throw tooLong(prompt)
             } finally {
                 sessions.giveBack(session)
@@ -217,6 +218,7 @@ class Engine internal constructor(
         private fun result(session: TextSession, finish: String): Result {
             val written = tokens.copyOf(stats.tokens)
             session.text = session.text + written.copyOf(written.size - 1) // the last token is not read yet
+            session.short = session.limited && finish == "context" && session.text.size + 1 < context
             val counts = session.native.counts()
             stats.decodeMs = counts[3] / 1e6
             stats.passMs = counts[4] / 1e6

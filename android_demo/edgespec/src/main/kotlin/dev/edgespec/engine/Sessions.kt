@@ -18,6 +18,7 @@ internal fun common(one: IntArray, other: IntArray): Int = one.indices.firstOrNu
 /** A session and the text in it; [limited]: to the memory that was free when it was opened. */
 internal class TextSession(val native: NativeSession, val limited: Boolean) {
     var text = IntArray(0)
+    var short = false // less memory was free than a text needed: another one may have more room
     private var asked = 0 // tokens of the last prompt
 
     fun begins(prompt: IntArray) {
@@ -49,6 +50,7 @@ internal class SessionPool(private val make: () -> TextSession) {
     @Synchronized
     fun giveBack(session: TextSession) {
         busy.remove(session)
+        if (session.short) return session.native.close()
         idle.add(session)
         while (idle.size > MOST_IDLE) idle.removeAt(0).native.close()
     }

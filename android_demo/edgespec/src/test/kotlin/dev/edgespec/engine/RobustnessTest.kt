@@ -131,8 +131,9 @@ class RobustnessTest {
 
     @Test
     fun `a stream that is never collected costs nothing, and one that is left in the middle stops nobody`() = loadNative().use { engine ->
+        val before = engine.kvBytes()
         repeat(1000) { engine.stream(prompt, Settings("ar", 100)) }
-        assertEquals(0L, engine.kvBytes())
+        assertEquals(before, engine.kvBytes())
         runBlocking {
             withTimeout(60_000) {
                 val left = engine.stream(prompt, Settings("ar", 100, ignoreEos = true)).first()
