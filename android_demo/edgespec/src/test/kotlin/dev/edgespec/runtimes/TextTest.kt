@@ -92,7 +92,7 @@ class TextTest {
             assertTrue(engine.chats)
             val talk = engine.conversation()
             val settings = dev.edgespec.decoding.Settings(method = "ngram", maxNewTokens = 24, ignoreEos = true)
-            for ((at, turn) in given["turns"].asJsonArray.map { it.asJsonObject }.withIndex()) {
+            for (turn in given.each("turns")) {
                 val result = talk.ask(turn.text("question"), settings)
                 assertArrayEquals(turn.ints("tokens"), result.tokens)
                 // a beginning of few tokens is read again, in a session of its own
