@@ -163,7 +163,8 @@ def run(model: Any, kind: str, ids: list[int], shown: Any, given: list[dict[str,
             more |= {key: torch.cat([one[key] for one in given]) for key in named}
         if kind == "gemma4":  # whose layers look tokens up
             named = "pixel_values", "image_position_ids"
-            more = {"input_ids": row} | {key: torch.cat([one[key] for one in given]) for key in named}
+            more = {"input_ids": row, "mm_token_type_ids": (row == IMAGE).long()}
+            more |= {key: torch.cat([one[key] for one in given]) for key in named}
         out = model(use_cache=False, **more).logits[0]
         logits = out if logits is None else logits
         tokens.append(int(out[-1].argmax()))

@@ -228,7 +228,9 @@ def export(folder: Path, name: str, form: Format, methods: Sequence[str] = (), *
     export_model(options, golden=False)
 
 
-@pytest.mark.parametrize("name, form", [("gemma3", "int8"), ("qwen3_vl", "int4"), ("qwen3_5", "int8")])
+@pytest.mark.parametrize(
+    "name, form", [("gemma3", "int8"), ("gemma4_mixed", "int8"), ("qwen3_vl", "int4"), ("qwen3_5", "int8")]
+)
 def test_methods_where_rows_turn_see_each_other_or_leave_states(tmp_path: Path, name: str, form: Format) -> None:
     export(tmp_path, name, form, ("self-spec", "swift", "speculative"), trials=2)
     first, second, third, _ = map(Image.of, sight.pictures())

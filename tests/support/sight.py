@@ -76,6 +76,10 @@ GEMMA4_TOWER: Config = {
     "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16, "patch_size": 8, "pooling_kernel_size": 2,
     "position_embedding_size": 150,
 }  # fmt: skip
+GEMMA4_LARGE: Config = GEMMA4 | {  # whose images' rows see each other in layers with a window
+    "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_bidirectional_attention": "vision",
+    "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+}  # fmt: skip
 EXPERTS: Config = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CASES: dict[str, tuple[Config, Config]] = {
     "idefics3": (
@@ -122,6 +126,19 @@ CASES: dict[str, tuple[Config, Config]] = {
                                           "num_attention_heads": 2, "num_key_value_heads": 1,
                                           "position_embedding_size": 220}},
         {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70, "resample": 2},
+    ),
+    "gemma4_large": (
+        {"model_type": "gemma4", "text_config": GEMMA4_LARGE, "vision_config": GEMMA4_TOWER | {"standardize": True}},
+        {"patch_size": 8, "pooling_kernel_size": 2, "max_soft_tokens": 140},
+    ),
+    "gemma4_mixed": (
+        {"model_type": "gemma4",
+         "text_config": GEMMA4_LARGE | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+                                        "moe_intermediate_size": 32, "sliding_window": 7},
+         "vision_config": GEMMA4_TOWER | {"standardize": True, "head_dim": 24, "num_attention_heads": 2,
+                                          "num_key_value_heads": 1, "pooling_kernel_size": 3,
+                                          "position_embedding_size": 220}},
+        {"patch_size": 8, "pooling_kernel_size": 3, "max_soft_tokens": 70},
     ),
     "internvl": (
         {"model_type": "internvl", "text_config": LLAMA, "image_seq_length": 16, "projector_hidden_act": "gelu",

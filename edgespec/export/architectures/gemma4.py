@@ -139,6 +139,11 @@ class Gemma4(Architecture):
         """Size of a layer's heads."""
         return self.facts.head_dim if self.slides(layer) else self.wide
 
+    @property
+    def mutual(self) -> bool:
+        """Whether rows of an image see each other, which they do in layers with a window alone."""
+        return bool(self.inserts) and self.settings.get("use_bidirectional_attention") == "vision"
+
     def slides(self, layer: int) -> bool:
         return self.kinds[layer] == "sliding_attention"
 
@@ -167,8 +172,10 @@ class Gemma4(Architecture):
         at, dim, owns = f"{LAYERS}.{layer}.self_attn", self.dim(layer), layer < self.owners
         q, k, v = (self.norm(name) for name in (f"{at}.q_norm", f"{at}.k_norm", f"{LAYERS}.heads_of_{dim}_norm"))
         rotary = "rope" if self.slides(layer) else "rope_full"
+        after = 0 if self.mutual and not self.slides(layer) else None
         gives = owns and layer in map(self.source_of, range(self.owners, self.facts.layers))
-        rule = AttentionRule(self.source_of(layer), 1.0, rotary, self.window(layer), q_norm=q, dim=dim, gives=gives)
+        rule = AttentionRule(self.source_of(layer), 1.0, rotary, self.window(layer), q_norm=q, dim=dim, gives=gives,
+                             after=after)  # fmt: skip
         return replace(rule, k_norm=k, v_norm=v) if owns else rule
 
     def rotations(self) -> dict[str, Rotary]:

@@ -1,7 +1,8 @@
 """Gemma 4 with images: a tower at native resolution, whose heads turn by line and column, averages, a norm, a matrix.
 
 Patches have a learnt position for their column and one for their line, which are added.  Inputs and outputs of its
-matrices are clamped to bounds of the checkpoint.  The text half is in ``gemma4.py``.
+matrices are clamped to bounds of the checkpoint (E2B, E4B), or its averages are standardized, channel by channel
+(26B-A4B, 31B).  The text half is in ``gemma4.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgespec.export.architectures.formula import ATTENTION, LAYERS, MLP, Switch
 from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.rows import turned_rows
-from edgespec.export.architectures.rules import AROUND, AttentionRule, Norm
+from edgespec.export.architectures.rules import AROUND, AttentionRule, DepthwiseRule, Norm
 from edgespec.export.architectures.settings import Settings
 from edgespec.export.architectures.towers import (
     HALVES,
@@ -36,6 +37,7 @@ PLACES_FILE = "places.bin"
 PROJECTION = "embed_vision.embedding_projection.weight"
 MATRICES = (*(ATTENTION.format(part) for part in "qkvo"), *(MLP.format(part) for part in ("gate", "up", "down")))
 VALUE_NORM = f"{LAYERS}.values_norm.weight"  # of ones
+FACTORS, OFFSETS = "model.standard.weight", "model.standard.bias"
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
@@ -61,6 +63,7 @@ class Gemma4Tower(Tower):
     def __init__(self, source: Checkpoint, vision: Mapping[str, Any], rows: int) -> None:
         self.theta = float((vision.get("rope_parameters") or {}).get("rope_theta", 100.0))
         self.clamped = bool(vision.get("use_clipped_linears", False))
+        self.standardized = bool(vision.get("standardize", False))
         super().__init__(source, vision, rows)
 
     @property
@@ -97,7 +100,8 @@ class Gemma4Tower(Tower):
         return ops.activate(y, "clamp", f"{at}.output_range")
 
     def end(self, ops: Ops, x: Value) -> Value:
-        return ops.encoded(x, None)
+        # standardized before they are averaged, which is the same
+        return ops.encoded(ops.depthwise(x, DepthwiseRule(FACTORS, 1, OFFSETS)) if self.standardized else x, None)
 
     def by_pixels(self, weight: Floats) -> Floats:  # its patches are in that order
         return weight
@@ -105,6 +109,13 @@ class Gemma4Tower(Tower):
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         found, size, quarter = dict(super().derived(source)), self.facts.head_dim, self.facts.head_dim // 4
         found[VALUE_NORM] = held(np.ones(size, np.float32))
+        if self.standardized:  # rows times the root of their width, see ``open_sight``
+            factors = original(source, "std_scale")
+            found[FACTORS] = factors
+            found[OFFSETS] = made_of(
+                original(source, "std_bias"), (self.facts.hidden,),
+                lambda bias: -bias * factors.read(slice(None), None) / np.float32(self.facts.hidden) ** 0.5, factors,
+            )  # fmt: skip
         # columns turn the first half of a head and lines the other one, a channel with the one a quarter further on
         order = np.arange(size)
         order[: 4 * quarter] = order[: 4 * quarter].reshape(2, 2, quarter).swapaxes(0, 1).ravel()
@@ -129,10 +140,10 @@ def _range(most: Extra) -> Any:
 
 def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
     settings, pixels, vision = whole.settings, whole.pixels, Settings(whole.source.path, whole.vision)
-    vision.refuse("standardize", "outputs that are standardized", "towers without it (E2B, E4B), or --text-only")
-    if whole.text.settings.get("use_bidirectional_attention"):
-        raise UnsupportedModel(f"{settings.file}: images whose rows see each other in layers with a window are not "
-                               "supported; supported: E2B and E4B, or --text-only")  # fmt: skip
+    mutual = bool(whole.text.settings.get("use_bidirectional_attention"))
+    if mutual and settings.get("audio_config"):
+        raise UnsupportedModel(f"{settings.file}: expected rows of images that see each other (use_bidirectional_"
+                               "attention) in a model without sound, or --text-only")  # fmt: skip
     for key, wanted in {"do_resize": True, "do_rescale": True, "do_normalize": False}.items():
         if pixels.flag(key, wanted) != wanted:
             raise UnsupportedModel(f"{pixels.file}: {key} {not wanted}: expected {wanted}, as this model has it")
@@ -163,5 +174,6 @@ def open_sight(whole: VisionCheckpoint) -> VisionEncoderSpec:
         processor=how, prompt_template=whole.words(words), merge=MergePart(how="average", factor=factor),
         max_rows=tokens, position_embedding=PositionEmbeddingPart(file=PLACES_FILE, side=side, width=tower.facts.hidden,
                                                                   how="axes"),
+        bidirectional=mutual,
     )  # fmt: skip
     return VisionEncoderSpec(image, tower, [projector], places)

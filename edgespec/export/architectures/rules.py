@@ -70,7 +70,7 @@ class AttentionRule:
         scale: of the scores, before anything else.
         rotary: which of the architecture's rotary tables; None = this layer has no positions.
         window: positions a row sees, itself and those before it; 0 = all.
-        after: with a window, positions after its own that a row of an encoder sees; None = all.
+        after: positions after its own that a row sees where rows see later ones; None = all.
         cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
         q_norm, k_norm: norms of each head of q and k, before rotation.
         late_norms: norms after rotation instead.
@@ -113,6 +113,7 @@ class DepthwiseRule:
 
     taps: str  # a vector [length * width], the taps of the oldest row first
     length: int  # rows that it sees, the row itself among them
+    bias: str | None = None  # [width]
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Shapes(Pass[int]):
         RelativeRule: "table distance both_ways",
         MemoryRule: "layer scale",
         ConvolutionRule: "layer taps bias length",
-        DepthwiseRule: "taps length",
+        DepthwiseRule: "taps length bias",
         DeltaRule: "layer taps bias rate norm skip taps_bias times eps",
         LayerEmbedding: "table layer layers width scale",
         ExpertsRule: "router gate up down normed scale always sigmoid bias router_bias gate_bias up_bias "
@@ -121,6 +121,7 @@ class Shapes(Pass[int]):
 
     def depthwise(self, x: int, rule: DepthwiseRule) -> int:
         self._vectors(rule.length * x, rule.taps)
+        self._vectors(x, rule.bias)
         return x
 
     def delta(self, x: int, z: int, a: int, b: int, rule: DeltaRule) -> int:

@@ -242,7 +242,7 @@ class NativeOps(Waiting, Pass[Value]):
         floats = self._as_floats(x, "mixed")
         out = program.floats("convolution", floats.width)
         program.step("depthwise", x=floats.id, k=floats.width, length=rule.length, w=program.vector(rule.taps),
-                     out=out.id)  # fmt: skip
+                     out=out.id, bias=program.vector(rule.bias))  # fmt: skip
         return out
 
     def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:

@@ -360,7 +360,7 @@ class StockPlan(StoragePlan, Pass[None]):
         self.store_vectors(rule.taps, rule.bias)
 
     def depthwise(self, x: None, rule: DepthwiseRule) -> None:
-        self.store_vectors(rule.taps)
+        self.store_vectors(rule.taps, rule.bias)
 
     def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
         self.store_vectors(*rule.vectors.values())

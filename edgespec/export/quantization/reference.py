@@ -179,7 +179,7 @@ class NumpyOps(Pass[Array]):
         seen = np.pad(x, ((0, 0), (rule.length - 1, 0), (0, 0)))
         taps = self.source.read(rule.taps).reshape(rule.length, -1)
         found: Array = sum(taps[at] * seen[:, at : at + x.shape[1]] for at in range(rule.length))
-        return found
+        return found if rule.bias is None else found + self.source.read(rule.bias)
 
     def delta(self, x: Array, z: Array, a: Array, b: Array, rule: DeltaRule) -> Array:
         heads = self.arch.facts.delta

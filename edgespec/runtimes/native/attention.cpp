@@ -57,7 +57,7 @@ void Pass::plan_attention(const Step& s) {
     ++group.count;
     const Visible& v = seen(s, r);
     group.begin = std::min(group.begin, first_seen(v, s.window));
-    group.end = std::max(group.end, s.after >= 0 ? v.shut(s.after) : v.end());
+    group.end = std::max(group.end, v.beyond.empty() ? v.shut(s.after) : v.end());
     group.open = std::max(group.open, v.oldest(s.window));
     group.shut = std::min(group.shut, v.shut(s.after));
     if (!v.beyond.empty()) group.tail = std::min(group.tail, v.high / kKvBlock);

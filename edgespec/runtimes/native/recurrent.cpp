@@ -70,7 +70,10 @@ void Pass::depthwise(const Step& s, int row) {
   const size_t k = s.k;
   const float *x = floats(s.x), *w = vector(s.w);
   float* out = floats(s.out) + row * k;
-  std::fill_n(out, k, 0.f);
+  if (s.bias >= 0)
+    std::memcpy(out, vector(s.bias), k * 4);
+  else
+    std::fill_n(out, k, 0.f);
   for (int j = 0; j < s.length; ++j, w += k) {
     const int from = row - (s.length - 1 - j);
     if (from < 0 || slots[from] != slots[row]) continue;

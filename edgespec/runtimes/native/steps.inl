@@ -50,7 +50,7 @@ NUMBER(rows, 0, 0, 2) NUMBER(times, 1, 1, kMaxTimes) NUMBER(first, 0, 0, kMaxTim
 NUMBER(heads, 0, 0, kMaxCount) NUMBER(kv, 0, 0, kMaxCount) NUMBER(layer, 0, 0, kMaxCount)
 NUMBER(dim, 0, 0, kMaxHeadDim) NUMBER(rotary, 0, 0, kMaxHeadDim) NUMBER(window, 0, 0, kMaxSkip)
 NUMBER(after, -1, 0, kMaxSkip)
-NUMBER(length, 0, 2, kMaxTaps)
+NUMBER(length, 0, 1, kMaxTaps)
 NUMBER(add, 0, 0, 1) NUMBER(center, 0, 0, 1) NUMBER(late, 0, 0, 1) NUMBER(shared, 0, 0, 1) NUMBER(memory, 0, 0, 1)
 NUMBER(index, 0, 0, kMaxGates) NUMBER(other, -1, 0, kMaxGates) NUMBER(plane, -1, 0, kMaxGates) NUMBER(skip, 0, 0, kMaxSkip)
 REAL(eps, 0, 0) REAL(scale, 1, -FLT_MAX) REAL(cap, 0, 0)
@@ -185,16 +185,16 @@ STEP(heads, Heads, kOwn, "act?=acts[k] w?=matrix[made*tiled,k] low?=low[made*til
 STEP(attend, Attend, kOwn, "out>floats[heads*dim] layer? heads kv dim window? after? cap? relative?=vector[heads*n] n? "
      "at? memory? sinks?=vector[heads]",
      NEED((s.relative >= 0) == (s.n > 0) && s.at <= std::max(0, s.n - 1), "expected relative with n, and at within n")
-     NEED(s.after < 0 || s.window, "expected after with a window")
      NEED(!s.memory || (!s.window && s.relative < 0), "expected neither a window nor relative for a memory"))
 
 // x = b, c, v: out = c * (bias + sum over j of w[j] * (b * v of the token length - 1 - j before)), a row's own tokens
 // by its parents, older ones from the cache's states; layer: which of those with states.
-STEP(convolve, Convolve, kRows, "x=floats[3*k] k length layer? w=vector[length*k] bias?=vector[k] out>floats[k]", )
+STEP(convolve, Convolve, kRows, "x=floats[3*k] k length layer? w=vector[length*k] bias?=vector[k] out>floats[k]",
+     NEED(s.length > 1, "expected a length of at least 2"))
 
-// A convolution of each channel over the row and the length - 1 rows of its slot before it in the pass: out = sum over j
-// of w[j] * x[row - (length - 1 - j)].  Rows of a text in order, which see nothing before the pass: an encoder's.
-STEP(depthwise, Depthwise, kRows, "x=floats[k] k length w=vector[length*k] out>floats[k]",
+// A convolution of each channel over the row and the length - 1 rows of its slot before it in the pass: out = bias + sum
+// over j of w[j] * x[row - (length - 1 - j)].  Rows of a text in order, which see nothing before the pass: an encoder's.
+STEP(depthwise, Depthwise, kRows, "x=floats[k] k length w=vector[length*k] bias?=vector[k] out>floats[k]",
      NEED(s.x != s.out, "expected another buffer for out"))
 
 // A gated delta rule: x = q, k [kv, dim], v [heads, n] before the short convolution w and silu; a, b: inputs of decay
@@ -203,6 +203,7 @@ STEP(depthwise, Depthwise, kRows, "x=floats[k] k length w=vector[length*k] out>f
 STEP(delta, Delta, kOwn, "x=floats[k] k z=floats[heads*n] a=floats[heads] b?=floats[heads] length layer? "
      "w=vector[length*k] bias=vector[heads] rate=vector[heads] norm?=vector[n] up?=vector[heads] upbias?=vector[k] "
      "eps? heads kv dim n out>floats[heads*n] scale?",
+     NEED(s.length > 1, "expected a length of at least 2")
      NEED(s.heads % s.kv == 0, "expected heads, and kv that divide them")
      NEED(s.dim % kTile == 0 && s.n % kTile == 0 && s.n <= kMaxHeadDim, "expected dim and n that are multiples of 16")
      NEED(int64_t(s.heads) * s.dim * s.n <= kMaxWidth, "number out of range")

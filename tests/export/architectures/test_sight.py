@@ -159,6 +159,7 @@ def test_what_reads_images_is_said(opened: Callable[[str], Architecture]) -> Non
     [
         ("gemma3", "preprocessor", {"do_pan_and_scan": True}, "pan and scan"),
         ("gemma3", "preprocessor", {"size": {"height": 64, "width": 64}}, "pictures of 64 pixels"),
+        ("gemma4_large", "config", {"audio_config": {"hidden_size": 48}}, "see each other"),
         ("idefics3", "preprocessor", {"max_image_size": {"longest_edge": 60}}, "tiles of 60 pixels"),
         ("idefics3", "preprocessor", {"resample": 4}, "resample 4"),
         ("internvl", "preprocessor", {"size": {"height": 56, "width": 56}}, "expected squares of 64 pixels"),

@@ -261,18 +261,19 @@ def test_rows_are_added_without_a_norm(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Node(tmp_path, program, Weights(), WIDTH).run(Rows.chain(17), x)[3], 2 * x)
 
 
-@pytest.mark.parametrize("length", [2, 5, 16])
-def test_each_channel_is_convolved_over_the_rows_of_its_slot(tmp_path: Path, length: int) -> None:
-    weights, taps = Weights(), random(length, WIDTH, seed=1)
+@pytest.mark.parametrize("length, biased", [(1, True), (2, False), (5, True), (16, False)])
+def test_each_channel_is_convolved_over_the_rows_of_its_slot(tmp_path: Path, length: int, biased: bool) -> None:
+    weights, taps, bias = Weights(), random(length, WIDTH, seed=1), random(WIDTH, seed=2) * biased
+    more = f" bias={weights.vector(bias)}" if biased else ""
     program = (
         f"floats 0 {WIDTH}\nfloats 1 {WIDTH}\nload out=0 k={WIDTH}\n"
-        f"depthwise x=0 k={WIDTH} length={length} w={weights.vector(taps.ravel())} out=1\nstore x=1 k={WIDTH}"
+        f"depthwise x=0 k={WIDTH} length={length} w={weights.vector(taps.ravel())} out=1{more}\nstore x=1 k={WIDTH}"
     )
     node = Node(tmp_path, program, weights, WIDTH, slots=2)
 
     def convolved(x: Exact) -> Exact:
         padded = np.pad(x, ((length - 1, 0), (0, 0)))
-        made: Exact = np.sum([taps[j] * padded[j : j + len(x)] for j in range(length)], 0)
+        made: Exact = np.sum([taps[j] * padded[j : j + len(x)] for j in range(length)], 0) + bias
         return made
 
     for n in ROWS:
@@ -283,7 +284,7 @@ def test_each_channel_is_convolved_over_the_rows_of_its_slot(tmp_path: Path, len
     parts = [convolved(part.astype(np.float64)) for part in (x[:12], x[12:])]
     close(node.run(both, x)[3], np.concatenate(parts))
     with pytest.raises(Exception, match="expected another buffer for out"):
-        Node(tmp_path, program.replace("out=1\nstore", "out=0\nstore"), weights, WIDTH)
+        Node(tmp_path, program.replace(f"out=1{more}\nstore", f"out=0{more}\nstore"), weights, WIDTH)
 
 
 @pytest.mark.parametrize("kind", ["f32", "q8"])

@@ -25,7 +25,8 @@ from tests.support.c_interface import NODE, OUTPUTS, Native, NativeNode
 from tests.support.passes import run_hypotheses, states
 
 pytestmark = pytest.mark.usefixtures("native")
-KINDS = ["idefics3", "gemma3", "qwen3_vl", "qwen3_5"]  # plain; seen both ways; added after layers; with states
+# plain; seen both ways, in all layers or in those with a window; added after layers; with states
+KINDS = ["idefics3", "gemma3", "gemma4_large", "qwen3_vl", "qwen3_5"]
 TAIL = 10  # tokens after the last image
 
 
@@ -91,8 +92,9 @@ def test_rows_have_the_same_bits_in_whatever_pieces_they_are_read(cases: Callabl
     rows = run_hypotheses(slot, np.arange(3), lengths, np.full(3, -1)).logits.copy()
     for token, length in enumerate(lengths):
         np.testing.assert_array_equal(rows[token], case.slot(length).forward(np.array([token])).logits[0])
-    tree = slot.forward(np.array([case.tokens[n], 1, case.tokens[n + 1]]), np.array([-1, 0, 0])).logits
-    np.testing.assert_array_equal(tree[[0, 2]], kept[:2])
+    guesses = np.array([case.tokens[n], 1, case.tokens[n + 1], case.tokens[n + 2]])
+    tree = slot.forward(guesses, np.array([-1, 0, 0, 2])).logits
+    np.testing.assert_array_equal(tree[[0, 2, 3]], kept[:3])
     width = case.engine.model.facts.hidden
     np.testing.assert_array_equal(slot.embed(np.array(case.images[0].tokens[:3])), case.images[0].rows[:3, :width])
     batch = NativeBatch(case.engine.model, 2)
