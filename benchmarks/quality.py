@@ -58,7 +58,6 @@ Variant = tuple[str, Callable[[], Any]]  # label, context manager that gives the
 VARIANTS: list[tuple[ExportFormat, str | None, Format | None]] = [
     *(("int4", name, None) for name in QUANTIZERS),
     *(("int4", name, "int8") for name in QUANTIZERS),
-    *(("int4-64", name, None) for name in QUANTIZERS),
     *((MIXED_FORMAT, name, None) for name in QUANTIZERS),
     *(("int8", name, None) for name in QUANTIZERS),
 ]

@@ -43,7 +43,7 @@ def exported(folder: Path, model: str | Path = TARGET, **more: Any) -> Manifest:
     return export_model(ExportOptions(str(model), folder, context=256, threads=1, **more), golden=False)
 
 
-@pytest.mark.parametrize("form", ["int4", "int4-64"])
+@pytest.mark.parametrize("form", ["int4", "int4-k"])
 def test_a_default_export_loses_less(tmp_path: Path, form: Format) -> None:
     made = exported(tmp_path / "out", format=form)
     quick = exported(tmp_path / "quick", format=form, quick=True)

@@ -51,7 +51,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Path]
     return get
 
 
-@pytest.mark.parametrize("form", ["fp32", "int8", "int4", "int4-64"])
+@pytest.mark.parametrize("form", ["fp32", "int8", "int4"])
 def test_texts_are_plain_decodings(bundle: Callable[[Format], Path], operators: Operators, form: Format) -> None:
     with load(bundle(form), threads=THREADS, operators=operators) as engine:
         assert_plain_text(engine, "eagle", PROMPTS, GREEDY.changed(adaptive=form == "int8"))

@@ -38,7 +38,6 @@ HYBRID, DENSE = "qwen3_5_delta", "qwen3_tied"
     "operators, name, form",
     [
         ("native", HYBRID, "int4"),
-        ("native", HYBRID, "int4-64"),
         ("native", HYBRID, "int8"),
         ("native", HYBRID, "fp32"),
         ("stock", DENSE, "int8"),

@@ -98,17 +98,10 @@ inline Act make_act(Random& random, Make make) {
   return act;
 }
 
-// Records [blocks][rows] for a matrix of this kind: the two of a pair as `quantize` leaves them for wide kinds.
-inline Array<Act> make_acts(Random& random, Kind kind, int k, int rows, Make make) {
+// Records [blocks][rows] for a matrix.
+inline Array<Act> make_acts(Random& random, int k, int rows, Make make) {
   Array<Act> acts(size_t(rows) * blocks_of(k));
   for (Act& act : acts) act = make_act(random, make);
-  if (!is_wide(kind)) return acts;
-  for (size_t i = 0; i < acts.size(); ++i)
-    if (i / rows % 2) {
-      acts[i].scale = acts[i - rows].scale;
-      acts[i - rows].offset += acts[i].offset;
-      acts[i].offset = 0;
-    }
   return acts;
 }
 
@@ -148,7 +141,7 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
       std::memcpy(&tile[i], &x, 4);
     }
   } else {
-    for (size_t at = 0; at < tile.size(); at += together_bytes(kind))
+    for (size_t at = 0; at < tile.size(); at += pair_bytes(kind))
       for (int c = 0; c < 32; ++c) {
         const uint16_t half = scale();
         std::memcpy(&tile[at + size_t(c) * 2], &half, 2);
@@ -169,7 +162,7 @@ inline Array<uint8_t> make_low(Random& random, int k, Make make = Make::kOrdinar
 inline Array<uint8_t> joined(const Array<uint8_t>& high, const Array<uint8_t>& low, int k) {
   Array<uint8_t> tile(tile_bytes(kQ8, k));
   for (int block = 0; block < blocks_of(k); ++block) {
-    const size_t from = size_t(block / 2) * together_bytes(kP8), to = size_t(block / 2) * together_bytes(kQ8);
+    const size_t from = size_t(block / 2) * pair_bytes(kP8), to = size_t(block / 2) * pair_bytes(kQ8);
     if (!(block % 2)) std::memcpy(&tile[to], &high[from], 64);
     const uint8_t *h = &high[from + 64 + block % 2 * 256], *l = &low[size_t(block) * 256];
     uint8_t* q = &tile[to + 64 + block % 2 * 512];

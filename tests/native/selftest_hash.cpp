@@ -39,7 +39,7 @@ void hash_linear(const Kernels& kernels, Random random) {
         const auto tile = make_tile(random, static_cast<Kind>(kind), k, make);
         for (int rows = 1; rows <= kRowGroup; ++rows) {
           const Floats floats = normals(random, size_t(rows) * k);
-          const auto acts = make_acts(random, static_cast<Kind>(kind), k, rows, make);
+          const auto acts = make_acts(random, k, rows, make);
           const void* act = takes_floats(static_cast<Kind>(kind)) ? static_cast<const void*>(floats.get()) : acts.get();
           for (const int columns : {16, 15, 8, 3}) {
             const size_t ld = 21;  // gaps between the rows must not change
@@ -62,7 +62,7 @@ void hash_planes(const Kernels& kernels, Random random) {
       const auto high = make_tile(random, kP8, k, make), low = make_low(random, k, make);
       const auto tile = joined(high, low, k);
       for (int rows = 1; rows <= kRowGroup; ++rows) {
-        const auto acts = make_acts(random, kP8, k, rows, make);
+        const auto acts = make_acts(random, k, rows, make);
         for (const int columns : {16, 3}) {
           const size_t ld = 21;
           Floats both(rows * ld), expected(rows * ld), alone(rows * ld), nibbles(rows * ld);
@@ -117,17 +117,14 @@ void hash_rows(const Kernels& kernels, Random random) {
       for (int at = 0; at < k; ++at)
         if (i % 4 == 3 || (i % 4 == 2 && at / kBlock % 2)) x[at] = 0;
       constexpr int kStride = 3;
-      for (const Kind kind : {i % 2 ? kC8 : kQ4, kQ4x64}) {
-        Array<Act> acts(size_t(blocks_of(k)) * kStride);
-        kernels.quantize(x.get(), k, kind, acts.get(), kStride);
-        hash.add(acts);
+      Array<Act> acts(size_t(blocks_of(k)) * kStride);
+      kernels.quantize(x.get(), k, i % 2 ? kC8 : kQ4, acts.get(), kStride);
+      hash.add(acts);
+      if (k >= kBlock * 2) {
+        Act blocks[2];
+        kernels.quantize_blocks(x.get(), 2, blocks);
+        hash.add(blocks, 2 * sizeof(Act));
       }
-      for (const bool pair : {false, true})
-        if (k >= kBlock * (pair ? 4 : 2)) {
-          Act acts[4];
-          kernels.quantize_blocks(x.get(), 2, pair, acts);
-          hash.add(acts, (pair ? 4 : 2) * sizeof(Act));
-        }
     }
     hash.print("quantize/k=" + std::to_string(k));
   }

@@ -127,8 +127,8 @@ struct Model {
       std::memset(tile + (size_t(i) * kTile + column) * each, 0, each);
     }
     if (!in_blocks(kind)) return;
-    for (int i = 0; i < blocks_of(k) * kBlock / kKinds[kind].size; ++i)  // scales of a row
-      std::memset(tile + i / 2 * together_bytes(kind) + i % 2 * 32 + column * 2, 0, 2);
+    for (int i = 0; i < blocks_of(k); ++i)  // scales of a row
+      std::memset(tile + i / 2 * pair_bytes(kind) + i % 2 * 32 + column * 2, 0, 2);
   }
   std::string vector(int n) {
     Array<uint8_t> bytes(size_t(n) * 4);

@@ -166,7 +166,6 @@ void passes(bool brief) {
     Runner plain(model, formats[5], 1, 150), pool(model, formats[5], 3, 150, true);
     pass_shared(pool, reference(plain, 144), 2, "q4, " + formats[5].name());
     pass_parts(model, "q4");
-    pass_parts(Model("q4x64", 4), "q4x64");
     return;
   }
   for (const Format& format : formats)

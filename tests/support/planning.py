@@ -22,7 +22,7 @@ from edgespec.runtimes.files.manifest import (
 )
 
 SIZES: dict[str, int] = {name: int(spec.native_bits * (63 << 20)) for name, spec in SPECS.items()}
-SIZES |= {"int4": 300 << 20, "int4-64": 284 << 20, "w8a8": 500 << 20, "int8": 530 << 20, "fp32": 2000 << 20}
+SIZES |= {"int4": 300 << 20, "w8a8": 500 << 20, "int8": 530 << 20, "fp32": 2000 << 20}
 FACTS = ModelFacts(
     architecture="llama",
     layers=24,

@@ -48,7 +48,7 @@ class Mixer:
     """Chooses the parts of a model that become int8.
 
     Args:
-        choice: int4 or int4-64; if it sets a head format, the LM head is left out.
+        choice: int4; if it sets a head format, the LM head is left out.
         read: [1, S, width], output of an encoder; the encoder's parts stay int4, and their bytes, ``beside``, count.
     """
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
-Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8", "file"]
+Format = Literal["fp32", "int4", "int8", "w8a8", "file"]
 GgmlKind = Literal[
     "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"
 ]  # fmt: skip
 GroupKind = Literal["u4x32", "u4x64", "u4x128", "u8x32", "u8x128"]
 HalfKind = Literal["f16", "bf16"]
-Kind = Literal["q4", "q4x64", "q8", "p8", "c8", "f32"] | GgmlKind | GroupKind | HalfKind
+Kind = Literal["q4", "q8", "p8", "c8", "f32"] | GgmlKind | GroupKind | HalfKind
 Family = Literal["blocks", "channels", "floats"]
 BLOCK, TILE = 32, 16  # weights of a row per block, and of MatMulNBits; rows per tile
 MOST_HEAD_DIM, MOST_TAPS = 512, 16  # of a head; tokens that a short convolution sees
@@ -40,8 +40,8 @@ class FormatSpec:
 
     @property
     def acts(self) -> Kind:
-        """Name the first kind that multiplies the same activations, scaled by blocks of 32 or 64, or by row."""
-        return self.kind if not self.size else "q4" if self.size == BLOCK else "q4x64"
+        """Name the first kind that multiplies the same activations, scaled by blocks of 32, or by row."""
+        return "q4" if self.size else self.kind
 
     @property
     def planes(self) -> int:
@@ -75,10 +75,9 @@ SPECS: dict[Format, FormatSpec] = {
     spec.name: spec
     for spec in (
         FormatSpec("int4", "q4", 0, 4, 32, devices=True),
-        FormatSpec("int4-64", "q4x64", 3, 4, 64),
-        FormatSpec("int8", "p8", 4, 8, 32, devices=True),
+        FormatSpec("int8", "p8", 3, 8, 32, devices=True),
         FormatSpec("w8a8", "c8", 2, 8, 0),
-        FormatSpec("fp32", "f32", 23, 32, 0, devices=True),
+        FormatSpec("fp32", "f32", 22, 32, 0, devices=True),
     )
 }
 FORMATS: tuple[Format, ...] = tuple(SPECS)  # that weights can be rounded to
@@ -92,7 +91,8 @@ KINDS: dict[Kind, FormatSpec] = {
 # the weights of a quantized model as they are: each matrix has its own kind (``GGML``, ``HALVES``, q4, p8), or is int8
 # where there is none.  Figures are those of Q4_K, of which most GGUF files consist
 FILE: Format = "file"
-SPECS[FILE] = FormatSpec(FILE, "q4_k", 10, 4, 0)
+SPECS[FILE] = FormatSpec(FILE, "q4_k", 9, 4, 0)
+FORMER: Final = frozenset({"int4-64"})  # formats of older bundles that nothing reads any more
 # of exports only: 4 bits in blocks as GGUF files have them, the important matrices in 6; stored as format ``file``
 MIXED: Final = "int4-k"
 ExportFormat = Format | Literal["int4-k"]
@@ -138,25 +138,25 @@ _MXFP4 = 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 GGML: dict[Kind, GgmlSpec] = {
     spec.kind: spec
     for spec in (
-        GgmlSpec("q4_1", 5, 32, 4, 0, 32, 0, "half", minimum=True),
-        GgmlSpec("q5_0", 6, 32, 4, 1, 32, 16, "half"),
-        GgmlSpec("q5_1", 7, 32, 4, 1, 32, 0, "half", minimum=True),
-        GgmlSpec("q2_k", 8, 256, 2, 0, 16, 0, "times", minimum=True),
-        GgmlSpec("q3_k", 9, 256, 2, 1, 16, 4, "times"),
-        GgmlSpec("q4_k", 10, 256, 4, 0, 32, 0, "times", minimum=True),
-        GgmlSpec("q5_k", 11, 256, 4, 1, 32, 0, "times", minimum=True),
-        GgmlSpec("q6_k", 12, 256, 4, 2, 16, 32, "times"),
-        GgmlSpec("iq4_nl", 13, 32, 4, 0, 32, 128, "half", table=tuple(level + 128 for level in _IQ4)),
-        GgmlSpec("iq4_xs", 14, 256, 4, 0, 32, 128, "times", table=tuple(level + 128 for level in _IQ4)),
-        GgmlSpec("mxfp4", 15, 32, 4, 0, 32, 16, "exponent", table=tuple(level + 16 for level in _MXFP4)),
-        GgmlSpec("u4x32", 16, 32, 4, 0, 32, 8, "zero", minimum=True),
-        GgmlSpec("u4x64", 17, 64, 4, 0, 32, 8, "zero", minimum=True),
-        GgmlSpec("u4x128", 18, 128, 4, 0, 32, 8, "zero", minimum=True),
-        GgmlSpec("u8x32", 19, 32, 8, 0, 32, 128, "zero", minimum=True),
-        GgmlSpec("u8x128", 20, 128, 8, 0, 32, 128, "zero", minimum=True),
+        GgmlSpec("q4_1", 4, 32, 4, 0, 32, 0, "half", minimum=True),
+        GgmlSpec("q5_0", 5, 32, 4, 1, 32, 16, "half"),
+        GgmlSpec("q5_1", 6, 32, 4, 1, 32, 0, "half", minimum=True),
+        GgmlSpec("q2_k", 7, 256, 2, 0, 16, 0, "times", minimum=True),
+        GgmlSpec("q3_k", 8, 256, 2, 1, 16, 4, "times"),
+        GgmlSpec("q4_k", 9, 256, 4, 0, 32, 0, "times", minimum=True),
+        GgmlSpec("q5_k", 10, 256, 4, 1, 32, 0, "times", minimum=True),
+        GgmlSpec("q6_k", 11, 256, 4, 2, 16, 32, "times"),
+        GgmlSpec("iq4_nl", 12, 32, 4, 0, 32, 128, "half", table=tuple(level + 128 for level in _IQ4)),
+        GgmlSpec("iq4_xs", 13, 256, 4, 0, 32, 128, "times", table=tuple(level + 128 for level in _IQ4)),
+        GgmlSpec("mxfp4", 14, 32, 4, 0, 32, 16, "exponent", table=tuple(level + 16 for level in _MXFP4)),
+        GgmlSpec("u4x32", 15, 32, 4, 0, 32, 8, "zero", minimum=True),
+        GgmlSpec("u4x64", 16, 64, 4, 0, 32, 8, "zero", minimum=True),
+        GgmlSpec("u4x128", 17, 128, 4, 0, 32, 8, "zero", minimum=True),
+        GgmlSpec("u8x32", 18, 32, 8, 0, 32, 128, "zero", minimum=True),
+        GgmlSpec("u8x128", 19, 128, 8, 0, 32, 128, "zero", minimum=True),
     )
 }  # fmt: skip
-HALVES: dict[Kind, int] = {"f16": 21, "bf16": 22}  # numbers in C++; weights of 16 bits, multiplied as float32
+HALVES: dict[Kind, int] = {"f16": 20, "bf16": 21}  # numbers in C++; weights of 16 bits, multiplied as float32
 # types of files by their names, and what matrices of them become
 FILE_KINDS: dict[str, Kind] = {
     "Q4_0": "q4", "Q8_0": "p8", "F32": "f32", "F16": "f16", "BF16": "bf16", **{name.upper(): name for name in GGML},
@@ -182,12 +182,12 @@ STOCK_BLOCKS: dict[Kind, StockBlocks] = {
 
 
 def acts_of(kind: Kind) -> Kind:
-    """Name the first kind that multiplies the same activations: by blocks of 32 or 64, by row, or as float32."""
+    """Name the first kind that multiplies the same activations: by blocks of 32, by row, or as float32."""
     return "q4" if kind in GGML else "f32" if kind in HALVES else KINDS[kind].acts
 
 
 def listed(names: Iterable[str], word: str = "or") -> str:
-    """Join names: "int4, int4-64 or int8"."""
+    """Join names: "int4, int8 or fp32"."""
     *most, last = names
     return f"{', '.join(most)} {word} {last}" if most else last
 

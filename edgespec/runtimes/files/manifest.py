@@ -29,7 +29,7 @@ from edgespec.runtimes.files.embedding import EmbeddingPart as EmbeddingPart
 from edgespec.runtimes.files.embedding import Pooling as Pooling
 from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
 from edgespec.runtimes.files.facts import Part
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import FORMER, Format
 from edgespec.runtimes.files.images import ImagePart as ImagePart
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest_parts import EMBEDDING as EMBEDDING
@@ -580,6 +580,14 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: schema {version} is newer than this edgespec, which reads up to schema {SCHEMA}",
             "upgrade edgespec, or export the bundle with this version",
         )
-    found = validated(Manifest, migrated(data, version), path, BundleError, "export the bundle again")
+    now = migrated(data, version)
+    models = [now[name] for name in ("target", "draft", "drafter") if isinstance(now.get(name), dict)]
+    named = [part.get(key) for part in models for key in ("format", "head_format", "embedding_format")]
+    if former := [form for form in FORMER if form in named]:
+        raise BundleError(
+            f"{path}: weights in {former[0]}, a format that this edgespec no longer has",
+            "export the model again, without --format or in int4",
+        )
+    found = validated(Manifest, now, path, BundleError, "export the bundle again")
     found._stored_schema = version
     return found

@@ -29,9 +29,6 @@ class Blocks:
         """Blocks of a row."""
         return -(-k // self.size)
 
-    # MatMulNBits always has blocks of 32, with a scale repeated for other formats: its kernels for blocks of 64 and 128
-    # compute the last of an odd number of rows in another order, and verified rows would not be those of plain decoding
-
     def stock_shape(self, n: int, k: int) -> tuple[int, int, int]:
         """Return the shape of a matrix [n, k] for MatMulNBits: rows, blocks, bytes of a block's levels."""
         return n, -(-k // BLOCK), BLOCK * self.bits // 8
@@ -44,7 +41,7 @@ class Blocks:
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # packed levels [r, blocks, bytes], scales [r, blocks]
         """Return rows as MatMulNBits stores them."""
         blocks, levels = -(-k // BLOCK), levels.reshape(len(levels), -1, BLOCK)
-        return pack_levels(levels[:, :blocks], self.bits), scales.repeat(self.size // BLOCK, 1)[:, :blocks]
+        return pack_levels(levels[:, :blocks], self.bits), scales[:, :blocks]
 
     def from_stock(
         self,
@@ -52,10 +49,7 @@ class Blocks:
         scales: NDArray[Any],  # [r, blocks]
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # levels [r, b, size], scales [r, b]
         """Convert ``packed`` levels and ``scales`` of stock operators back from the form that ``to_stock`` made."""
-        levels, times = unpack_levels(packed, self.bits), self.size // BLOCK
-        short = -levels.shape[1] % times
-        levels = np.pad(levels, ((0, 0), (0, short), (0, 0)), constant_values=1 << (self.bits - 1))
-        return levels.reshape(len(levels), -1, self.size), scales[:, ::times]
+        return unpack_levels(packed, self.bits), scales
 
 
 PLANE = Blocks(4)  # one of two planes
@@ -232,18 +226,15 @@ def _pack_blocks(
     levels: NDArray[np.uint8], scales: NDArray[Any], form: Blocks, blocks: int
 ) -> NDArray[np.uint8]:  # [r, b, size], [r, b] -> bytes; blocks: of 32
     levels = levels.reshape(len(levels), -1, BLOCK)
-    together = 2 * form.size // BLOCK  # blocks of 32 after two scales per row
-    groups, tiles = -(-blocks // together), len(levels) // TILE
-    levels = np.pad(levels, ((0, 0), (0, groups * together - levels.shape[1]), (0, 0)))
-    scales = np.pad(scales.astype("<f2"), ((0, 0), (0, 2 * groups - scales.shape[1])))
-    payload = _interleave(levels.reshape(tiles, TILE, groups * together, 8, 4))  # [tiles, blocks, 8, 16, 4]
+    pairs, tiles = blocks // 2, len(levels) // TILE
+    levels = np.pad(levels, ((0, 0), (0, blocks - levels.shape[1]), (0, 0)))
+    scales = np.pad(scales.astype("<f2"), ((0, 0), (0, blocks - scales.shape[1])))
+    payload = _interleave(levels.reshape(tiles, TILE, blocks, 8, 4))  # [tiles, blocks, 8, 16, 4]
     if form.bits == 4:
         payload = np.bitwise_or(payload[:, :, :4], payload[:, :, 4:] << np.uint8(4))
-    ends = scales.reshape(tiles, TILE, 2 * groups).transpose(0, 2, 1)  # [tiles, 2 * groups, 16]
-    heads = np.ascontiguousarray(ends).view(np.uint8).reshape(tiles, groups, 64)
-    whole = np.concatenate([heads, payload.reshape(tiles, groups, -1)], 2).reshape(tiles, -1)
-    short = (groups * together - blocks) * TILE * BLOCK * form.bits // 8  # bytes that an odd last pair lacks
-    return whole[:, : whole.shape[1] - short].reshape(-1)
+    ends = scales.reshape(tiles, TILE, blocks).transpose(0, 2, 1)  # [tiles, blocks, 16]
+    heads = np.ascontiguousarray(ends).view(np.uint8).reshape(tiles, pairs, 64)
+    return np.concatenate([heads, payload.reshape(tiles, pairs, -1)], 2).reshape(-1)
 
 
 def _without_scales(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:  # q4's bytes, pair by pair of blocks
@@ -253,19 +244,13 @@ def _without_scales(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:  # q4's byt
 def _unpack_blocks(
     part: NDArray[np.uint8], form: Blocks, blocks: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:  # [tiles, bytes] -> [r, b, size], [r, b]; blocks: of 32
-    tiles, count, together = len(part), form.count(blocks * BLOCK), 2 * form.size // BLOCK
-    groups = -(-blocks // together)
-    short = (groups * together - blocks) * TILE * BLOCK * form.bits // 8
-    whole = np.pad(part, ((0, 0), (0, short))).reshape(tiles, groups, -1)
-    heads = np.ascontiguousarray(whole[:, :, :64]).view("<f2").reshape(tiles, 2 * groups, TILE)
-    scales = heads[:, :count].transpose(0, 2, 1)
-    payload = np.ascontiguousarray(whole[:, :, 64:]).reshape(tiles, groups * together, -1, TILE, 4)[:, :blocks]
+    tiles, whole = len(part), part.reshape(len(part), blocks // 2, -1)
+    scales = np.ascontiguousarray(whole[:, :, :64]).view("<f2").reshape(tiles, blocks, TILE).transpose(0, 2, 1)
+    payload = np.ascontiguousarray(whole[:, :, 64:]).reshape(tiles, blocks, -1, TILE, 4)
     if form.bits == 4:
         payload = np.concatenate([payload & 15, payload >> 4], 2)
-    beyond = count * form.size // BLOCK - blocks  # of the last block, where k ends before it does: zeros
-    payload = np.pad(payload, ((0, 0), (0, beyond), *((0, 0),) * 3), constant_values=1 << (form.bits - 1))
-    levels = _interleave_back(payload).reshape(tiles * TILE, count, form.size)
-    return levels, scales.reshape(tiles * TILE, count)
+    levels = _interleave_back(payload).reshape(tiles * TILE, blocks, BLOCK)
+    return levels, scales.reshape(tiles * TILE, blocks)
 
 
 def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [.., BLOCK] -> [.., BLOCK * bits // 8]

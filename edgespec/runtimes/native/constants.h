@@ -17,9 +17,9 @@ constexpr int kLongestPass = 128;  // rows, of a model with states: a rollback s
 constexpr int kCheckpoints = 4;  // of a slot's states, where memory allows
 
 // Kinds of packed matrices, in the order of kKinds.
-enum Kind : int { kQ4, kQ8, kC8, kQ4x64, kP8, kQ4_1, kQ5_0, kQ5_1, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS, kMXFP4, kU4X32, kU4X64, kU4X128, kU8X32, kU8X128, kF16, kBF16, kF32, kR8, kR32 };
-constexpr int kProducts = 24;  // kinds that are multiplied by
-#define EDGESPEC_PRODUCTS(kernel) kernel<kQ4>, kernel<kQ8>, kernel<kC8>, kernel<kQ4x64>, kernel<kP8>, kernel<kQ4_1>, kernel<kQ5_0>, kernel<kQ5_1>, kernel<kQ2_K>, kernel<kQ3_K>, kernel<kQ4_K>, kernel<kQ5_K>, kernel<kQ6_K>, kernel<kIQ4_NL>, kernel<kIQ4_XS>, kernel<kMXFP4>, kernel<kU4X32>, kernel<kU4X64>, kernel<kU4X128>, kernel<kU8X32>, kernel<kU8X128>, kernel<kF16>, kernel<kBF16>, kernel<kF32>
+enum Kind : int { kQ4, kQ8, kC8, kP8, kQ4_1, kQ5_0, kQ5_1, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS, kMXFP4, kU4X32, kU4X64, kU4X128, kU8X32, kU8X128, kF16, kBF16, kF32, kR8, kR32 };
+constexpr int kProducts = 23;  // kinds that are multiplied by
+#define EDGESPEC_PRODUCTS(kernel) kernel<kQ4>, kernel<kQ8>, kernel<kC8>, kernel<kP8>, kernel<kQ4_1>, kernel<kQ5_0>, kernel<kQ5_1>, kernel<kQ2_K>, kernel<kQ3_K>, kernel<kQ4_K>, kernel<kQ5_K>, kernel<kQ6_K>, kernel<kIQ4_NL>, kernel<kIQ4_XS>, kernel<kMXFP4>, kernel<kU4X32>, kernel<kU4X64>, kernel<kU4X128>, kernel<kU8X32>, kernel<kU8X128>, kernel<kF16>, kernel<kBF16>, kernel<kF32>
 
 struct KindFacts {
   const char* name;  // in programs
@@ -27,7 +27,7 @@ struct KindFacts {
   int size;          // weights of a row that share a scale, 0: all of it, or none has one
   Kind acts;         // the kind whose activations it multiplies
 };
-constexpr KindFacts kKinds[] = {{"q4", 4, 32, kQ4}, {"q8", 8, 32, kQ4}, {"c8", 8, 0, kC8}, {"q4x64", 4, 64, kQ4x64}, {"p8", 4, 32, kQ4}, {"q4_1", 4, 0, kQ4}, {"q5_0", 5, 0, kQ4}, {"q5_1", 5, 0, kQ4}, {"q2_k", 2, 0, kQ4}, {"q3_k", 3, 0, kQ4}, {"q4_k", 4, 0, kQ4}, {"q5_k", 5, 0, kQ4}, {"q6_k", 6, 0, kQ4}, {"iq4_nl", 4, 0, kQ4}, {"iq4_xs", 4, 0, kQ4}, {"mxfp4", 4, 0, kQ4}, {"u4x32", 4, 0, kQ4}, {"u4x64", 4, 0, kQ4}, {"u4x128", 4, 0, kQ4}, {"u8x32", 8, 0, kQ4}, {"u8x128", 8, 0, kQ4}, {"f16", 16, 0, kF32}, {"bf16", 16, 0, kF32}, {"f32", 32, 0, kF32}, {"r8", 8, 0, kR8}, {"r32", 32, 0, kR32}};
+constexpr KindFacts kKinds[] = {{"q4", 4, 32, kQ4}, {"q8", 8, 32, kQ4}, {"c8", 8, 0, kC8}, {"p8", 4, 32, kQ4}, {"q4_1", 4, 0, kQ4}, {"q5_0", 5, 0, kQ4}, {"q5_1", 5, 0, kQ4}, {"q2_k", 2, 0, kQ4}, {"q3_k", 3, 0, kQ4}, {"q4_k", 4, 0, kQ4}, {"q5_k", 5, 0, kQ4}, {"q6_k", 6, 0, kQ4}, {"iq4_nl", 4, 0, kQ4}, {"iq4_xs", 4, 0, kQ4}, {"mxfp4", 4, 0, kQ4}, {"u4x32", 4, 0, kQ4}, {"u4x64", 4, 0, kQ4}, {"u4x128", 4, 0, kQ4}, {"u8x32", 8, 0, kQ4}, {"u8x128", 8, 0, kQ4}, {"f16", 16, 0, kF32}, {"bf16", 16, 0, kF32}, {"f32", 32, 0, kF32}, {"r8", 8, 0, kR8}, {"r32", 32, 0, kR32}};
 
 // Block types of files (layout.h), from kQ4_1 on.
 enum GgmlScale : int { kHalf, kTimes, kExponent, kZero };

@@ -103,51 +103,6 @@ void linear_rows(Weights tile, int blocks, const Act* a, float* y, size_t ld, __
   for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(y + r * ld, columns, acc[r]);
 }
 
-// Rows of one half of a pair whose scale both share.  The sums of the first half wait in memory: registers hold all
-// rows' results, and a load takes the place of the offset's.
-template <int N, bool Second>
-inline __attribute__((always_inline)) void half_rows(const __m512i (&v)[8], const Act* a, __m512 scales, __m512i* sums,
-                                                     __m512* acc) {
-  __m512i c[N];
-#pragma GCC unroll 4
-  for (int r = 0; r < N; ++r) c[r] = Second ? sums[r] : offset<true>(a[r]);
-  block_sums<N>(v, a, c);
-#pragma GCC unroll 4
-  for (int r = 0; r < N; ++r) {
-    if constexpr (Second)
-      acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(c[r]), _mm512_mul_ps(scales, _mm512_set1_ps(a[r].scale)), acc[r]);
-    else
-      _mm512_store_si512(sums + r, c[r]);
-  }
-}
-
-template <int R, bool Second>
-inline __attribute__((always_inline)) void half_pair(const uint8_t* q, const Act* a, __m512 scales, __m512i* sums,
-                                                     __m512* acc) {
-  constexpr int kQuads = R / 4 * 4;
-  __m512i v[8];
-  load_block<kQ4, waits_for_memory(R, true)>(q, nullptr, v);
-#pragma GCC unroll 4
-  for (int r = 0; r < kQuads; r += 4) half_rows<4, Second>(v, a + r, scales, sums + r, acc + r);
-  if constexpr (R % 4 != 0) half_rows<R % 4, Second>(v, a + kQuads, scales, sums + kQuads, acc + kQuads);
-}
-
-template <Kind kind, int R>
-void pair_rows(Weights tile, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
-  const uint8_t* w = tile.high;
-  __m512 acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
-  for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * R) {
-    const uint8_t *own = w + pair_scales<kind>(pair), *q = w + pair_payload<kind>(pair);
-    const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(own)));
-    fetch_ahead<waits_for_memory(R, true)>(own);
-    __m512i sums[R];
-    half_pair<R, false>(q, a, scales, sums, acc);
-    half_pair<R, true>(q + 256, a + R, scales, sums, acc);
-  }
-  for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(y + r * ld, columns, acc[r]);
-}
-
 template <int R>
 void channel_rows(Weights tile, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
   const uint8_t* w = tile.high;
@@ -201,8 +156,6 @@ constexpr Rows rows_of() {
     return nullptr;
   else if constexpr (kind == kC8)
     return channel_rows<R>;
-  else if constexpr (is_wide(kind))
-    return pair_rows<kind, R>;
   else
     return linear_rows<kind, R>;
 }

@@ -255,28 +255,6 @@ void linear_blocks(Weights w, int k, const void* act, int rows, float* y, size_t
   }
 }
 
-// The sum of a pair is whole before it is scaled.
-template <Kind kind>
-void linear_pairs(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
-  const Act* a = static_cast<const Act*>(act);
-  for (int r = 0; r < rows; ++r) {
-    F acc = fset(0.f);
-    for (int pair = 0; pair < blocks_of(k) / 2; ++pair) {
-      const uint8_t *scales = tile + pair_scales<kind>(pair), *w = tile + pair_payload<kind>(pair);
-      const Act* x = a + size_t(pair) * 2 * rows + r;
-      I sum = iset(x->offset);
-      for (int half = 0; half < 2; ++half)
-        for (int j = 0; j < 4; ++j) {
-          const B v = bload(w + half * 256 + j * 64);
-          const int8_t* q = x[half * rows].q + j * 4;
-          sum = dot_u8(dot_u8(sum, blow(v), q), bhigh(v), q + 16);
-        }
-      acc = fma(itof(sum), fmul(fload_half(reinterpret_cast<const uint16_t*>(scales)), fset(x->scale)), acc);
-    }
-    put(acc, y + r * ld, columns);
-  }
-}
-
 void linear_c8(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
   const Act* a = static_cast<const Act*>(act);
   const int blocks = blocks_of(k);
@@ -356,8 +334,6 @@ void linear(Weights w, int k, const void* act, int rows, float* y, size_t ld, in
     linear_ggml<kind>(w.high, k, act, rows, y, ld, columns);
   else if constexpr (kind == kC8)
     linear_c8(w.high, k, act, rows, y, ld, columns);
-  else if constexpr (is_wide(kind))
-    linear_pairs<kind>(w.high, k, act, rows, y, ld, columns);
   else
     linear_blocks<kind>(w, k, act, rows, y, ld, columns);
 }

@@ -53,25 +53,10 @@ inline void quantize_block(F a, F b, float largest, Act* out) {
   out->sum = out->scale * static_cast<float>(static_cast<int32_t>(sum));
 }
 
-// Two blocks [4][16] with one scale; the first has the offset of both.
-inline void quantize_pair(const F* x, Act* first, Act* second) {
-  const float largest =
-      flargest_size(fmax_size(fmax_size(fabs_(x[0]), fabs_(x[1])), fmax_size(fabs_(x[2]), fabs_(x[3]))));
-  quantize_block(x[0], x[1], largest, first);
-  quantize_block(x[2], x[3], largest, second);
-  first->offset = static_cast<int32_t>(static_cast<uint32_t>(first->offset) + static_cast<uint32_t>(second->offset));
-  second->offset = 0;
-}
-
-void k_quantize_blocks(const float* x, int rows, bool pair, Act* out) {
-  for (int r = 0; r < rows; ++r, x += pair ? 2 * kBlock : kBlock) {
+void k_quantize_blocks(const float* x, int rows, Act* out) {
+  for (int r = 0; r < rows; ++r, x += kBlock) {
     const F a = fload(x), b = fload(x + 16);
-    if (pair) {
-      const F both[4] = {a, b, fload(x + 32), fload(x + 48)};
-      quantize_pair(both, out + r, out + rows + r);
-    } else {
-      quantize_block(a, b, flargest_size(fmax_size(fabs_(a), fabs_(b))), out + r);
-    }
+    quantize_block(a, b, flargest_size(fmax_size(fabs_(a), fabs_(b))), out + r);
   }
 }
 
@@ -82,13 +67,6 @@ inline F sixteen(const float* x, int k, int at) {
 
 void k_quantize(const float* x, int k, Kind kind, Act* out, size_t stride) {
   const int blocks = blocks_of(k);
-  if (is_wide(kind)) {
-    for (int at = 0; at < blocks * kBlock; at += 2 * kBlock, out += 2 * stride) {
-      const F both[4] = {sixteen(x, k, at), sixteen(x, k, at + 16), sixteen(x, k, at + 32), sixteen(x, k, at + 48)};
-      quantize_pair(both, out, out + stride);
-    }
-    return;
-  }
   float row = 0;
   if (kind == kC8) {
     F m = fset(0.f);
@@ -132,14 +110,14 @@ void k_embed(Kind kind, Weights weights, int k, int64_t row, float* y) {
   }
   const int blocks = blocks_of(k);
   const bool four = is_four(kind);
-  const size_t payload = payload_bytes(kind), together = in_blocks(kind) ? 2 * pairs_together(kind) : 0;  // blocks
-  const float* column_scales = reinterpret_cast<const float*>(tile + blocks * size_t(512));               // kC8
+  const size_t payload = payload_bytes(kind);
+  const float* column_scales = reinterpret_cast<const float*>(tile + blocks * size_t(512));  // kC8
   for (int block = 0; block < blocks; ++block) {
     const uint8_t *q, *scales;
-    if (together) {
-      const uint8_t* group = tile + block / together * together_bytes(kind);
-      scales = group + block % together / (together / 2) * 32;
-      q = group + 64 + block % together * payload;
+    if (in_blocks(kind)) {
+      const uint8_t* pair = tile + block / 2 * pair_bytes(kind);
+      scales = pair + block % 2 * 32;
+      q = pair + 64 + block % 2 * payload;
     } else {
       q = tile + block * payload;
       scales = nullptr;

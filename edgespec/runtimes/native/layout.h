@@ -17,9 +17,6 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 // A tile is 16 output columns over all of k; k is padded to pairs of blocks.
 //   kQ4: a pair is 2 x 16 float16 scales, then 2 x 256 bytes: 4 vectors of 64 bytes, byte [c * 4 + i] of vector j holds
 //       column c, low nibble k = 4 j + i, high nibble k = 16 + 4 j + i, each with 8 added.
-//   kQ4x64: a scale per pair instead of per block, and pairs in twos, so that payloads begin with a cache line: 2 x 16
-//       float16 scales, then the payloads of two pairs as in kQ4.  An odd last pair follows as many scales.  A wider
-//       kind has more pairs after its two scales.
 //   kQ8: as kQ4 with 2 x 512 bytes: 8 vectors, byte [c * 4 + i] of vector j is k = 4 j + i with 128 added.
 //   kP8: the same bytes in two planes.  The high one is packed as kQ4 and has their high nibbles.  The low one is
 //       stored separately, [tiles][blocks][256], in the same order and without scales.  The high plane without it is a
@@ -39,11 +36,9 @@ constexpr GgmlFacts ggml(Kind kind) { return kGgml[is_ggml(kind) ? kind - kQ4_1 
 constexpr bool takes_floats(Kind kind) { return kKinds[kind].acts == kF32; }  // of activations
 constexpr bool is_four(Kind kind) { return kKinds[kind].bits == 4 && !is_ggml(kind); }
 constexpr bool in_blocks(Kind kind) { return kKinds[kind].size > 0; }
-constexpr bool is_wide(Kind kind) { return kKinds[kind].size > kBlock; }  // whole pairs share a scale
 constexpr size_t payload_bytes(Kind kind) { return size_t(kBlock) * kTile * kKinds[kind].bits / 8; }  // of a block
-// For a kind in blocks: pairs that follow two rows of scales, and their bytes with those.
-constexpr size_t pairs_together(Kind kind) { return size_t(kKinds[kind].size) / kBlock; }
-constexpr size_t together_bytes(Kind kind) { return 64 + pairs_together(kind) * 2 * payload_bytes(kind); }
+// Of a pair of blocks, for a kind in blocks: two rows of scales, and what they scale.
+constexpr size_t pair_bytes(Kind kind) { return 64 + 2 * payload_bytes(kind); }
 
 // Activation functions: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu.  kSwigluOai
 // always has a gate (functions.inl).  Only kXielu (kernels.h) and kClamp, to a least and a most, read numbers; they
@@ -75,19 +70,8 @@ inline size_t tile_bytes(Kind kind, int k) {
   if (takes_floats(kind)) return size_t(k) * kTile * kKinds[kind].bits / 8;
   if (is_ggml(kind))  // to whole cache lines
     return (k / ggml(kind).group * (ggml_codes(ggml(kind)) + ggml_scales(ggml(kind))) + 63) / 64 * 64;
-  const size_t pairs = blocks_of(k) / 2, together = in_blocks(kind) ? pairs_together(kind) : pairs;
-  return pairs * 2 * payload_bytes(kind) + (pairs + together - 1) / together * 64;
-}
-// Where the scales and the payload of a pair begin in a tile of a wide kind.
-template <Kind kind>
-inline size_t pair_scales(size_t pair) {
-  constexpr size_t n = pairs_together(kind);
-  return pair / n * together_bytes(kind) + pair % n / (n / 2) * 32;
-}
-template <Kind kind>
-inline size_t pair_payload(size_t pair) {
-  constexpr size_t n = pairs_together(kind);
-  return pair / n * together_bytes(kind) + 64 + pair % n * 2 * payload_bytes(kind);
+  const size_t pairs = blocks_of(k) / 2;
+  return in_blocks(kind) ? pairs * pair_bytes(kind) : pairs * 2 * payload_bytes(kind) + 64;
 }
 // Bytes of a tile of the low plane of kP8.
 inline size_t low_bytes(int k) { return blocks_of(k) * payload_bytes(kP8); }
@@ -98,8 +82,8 @@ inline size_t packed_bytes(Kind kind, int n, int k) {
 
 // ---- activations ---------------------------------------------------------------------------------------------------
 
-// One block of one row.  Order in a buffer: [row group][block][row in group].  For wide kinds the two blocks of a pair
-// have one scale, and the first of them the offset of both; for kC8 all blocks of a row have one scale.
+// One block of one row.  Order in a buffer: [row group][block][row in group].  For kC8 all blocks of a row
+// have one scale.
 struct Act {
   int8_t q[kBlock];
   float scale;

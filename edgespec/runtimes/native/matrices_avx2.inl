@@ -49,31 +49,6 @@ EDGESPEC_INLINE void linear_rows(Weights tile, int blocks, const Act* a, int row
   for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
 }
 
-// The sums of a pair's first half wait for those of the second: both have one scale.
-template <Kind kind>
-EDGESPEC_INLINE void pair_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
-  __m256 acc[kRowGroup][2];
-  for (int r = 0; r < rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-  for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * rows) {
-    const uint8_t *own = w + pair_scales<kind>(pair), *q = w + pair_payload<kind>(pair);
-    const auto* s = reinterpret_cast<const uint16_t*>(own);
-    const __m256 scales[2] = {load_half(s), load_half(s + 8)};
-    prefetch<1>(own);
-    prefetch<8>(q);
-    __m256i sums[kRowGroup][2];
-    block_sums(q, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
-      sums[r][0] = sum[0];
-      sums[r][1] = sum[1];
-    });
-    block_sums(q + 256, a + rows, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
-      const __m256 scale = _mm256_set1_ps(a[r].scale);
-      acc[r][0] = finish(_mm256_add_epi32(sums[r][0], sum[0]), scales[0], scale, acc[r][0]);
-      acc[r][1] = finish(_mm256_add_epi32(sums[r][1], sum[1]), scales[1], scale, acc[r][1]);
-    });
-  }
-  for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
-}
-
 // Half `from` of the tile, or both: four partial sums each leave registers for one row of both halves or three of one.
 template <int R, int Halves>
 void float_rows(const float* w, int k, const float* x, __m256 (*out)[2], int from) {
@@ -126,15 +101,6 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
 
 void linear_c8(const uint8_t* w, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
-template <Kind kind>
-EDGESPEC_INLINE void linear_some(Weights t, int blocks, const void* act, int rows, float* y, size_t ld, int columns) {
-  const Act* a = static_cast<const Act*>(act);
-  if constexpr (is_wide(kind))
-    pair_rows<kind>(t.high, blocks, a, rows, y, ld, columns);
-  else
-    linear_rows<kind>(t, blocks, a, rows, y, ld, columns);
-}
-
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
 #include "ggml.inl"
@@ -146,7 +112,8 @@ void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int 
   if constexpr (is_ggml(kind) || takes_floats(kind)) return linear_files<kind>(t.high, k, a, rows, y, ld, columns);
   if constexpr (kind == kC8) return linear_c8(t.high, k, a, rows, y, ld, columns);
   if constexpr (in_blocks(kind)) {
-    if (rows == 1) return linear_some<kind>(t, blocks_of(k), a, 1, y, ld, columns);
-    linear_some<kind>(t, blocks_of(k), a, rows, y, ld, columns);
+    const Act* acts = static_cast<const Act*>(a);
+    if (rows == 1) return linear_rows<kind>(t, blocks_of(k), acts, 1, y, ld, columns);
+    linear_rows<kind>(t, blocks_of(k), acts, rows, y, ld, columns);
   }
 }

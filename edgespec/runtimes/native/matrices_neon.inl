@@ -92,29 +92,22 @@ EDGESPEC_INLINE void store_columns(const float32x4_t (&v)[N], float* y, size_t l
 // cache.
 constexpr int quarters_of(int rows) { return rows > 8 ? 1 : rows > 4 ? 2 : 4; }
 
-// N of `rows` rows.  Bytes become signed by taking 128 off, so only nibbles need the offset.  Where a pair has one
-// scale, the sums of its first half wait for those of the second.
+// N of `rows` rows.  Bytes become signed by taking 128 off, so only nibbles need the offset.
 template <Kind kind, int N>
 void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
-  constexpr bool kPair = is_wide(kind), kFour = is_four(kind) && kind != kP8;
+  constexpr bool kFour = is_four(kind) && kind != kP8;
   constexpr size_t payload = payload_bytes(kind);
-  const uint8_t* tile = weights.high;
   constexpr int kQuarters = quarters_of(N), kTogether = N % 2 ? N : N < 4 ? N : 4;
   for (int from = 0; from < 4; from += kQuarters) {
     float32x4_t acc[kQuarters][N];
     for (auto& quarter : acc)
       for (auto& v : quarter) v = vdupq_n_f32(0);
-    const uint8_t *w = tile, *low = weights.low;
+    const uint8_t *w = weights.high, *low = weights.low;
     const Act* a = acts;
-    [[maybe_unused]] int32x4_t kept[kQuarters][N];
-    for (int pair = 0; pair < blocks / 2; ++pair, w += kPair ? 0 : 64 + 2 * payload)
+    for (int pair = 0; pair < blocks / 2; ++pair, w += 64 + 2 * payload)
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half, a += rows) {
         const uint8_t *q = w + 64 + half * payload, *own = w + half * 32;
-        if constexpr (kPair) {
-          q = tile + pair_payload<kind>(pair) + half * payload;
-          own = tile + pair_scales<kind>(pair);
-        }
 #pragma GCC unroll 8
         for (size_t line = 0; line < payload; line += 64) {
           __builtin_prefetch(q + line + kAhead);
@@ -137,14 +130,8 @@ void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* 
               const TwoRows two = two_rows(a + r);
               int32x4_t sums[2];
               for (auto& sum : sums) sum = kFour ? two.offsets : vdupq_n_s32(0);
-              if (kPair && half)
-                for (int i = 0; i < 2; ++i) sums[i] = kept[c][r + i];
               pair_sums(v, a + r, sums);
               in_order();
-              if (kPair && !half) {
-                for (int i = 0; i < 2; ++i) kept[c][r + i] = sums[i];
-                continue;
-              }
               for (int i = 0; i < 2; ++i)
                 acc[c][r + i] = vfmaq_f32(acc[c][r + i], vcvtq_f32_s32(sums[i]), vmulq_f32(by[i], two.scales));
             }
@@ -154,14 +141,9 @@ void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* 
 #pragma GCC unroll 16
           for (int r = 0; r < N; r += kTogether) {
             int32x4_t sums[kTogether];
-            for (int i = 0; i < kTogether; ++i)
-              sums[i] = kPair && half ? kept[c][r + i] : vdupq_n_s32(kFour ? a[r + i].offset : 0);
+            for (int i = 0; i < kTogether; ++i) sums[i] = vdupq_n_s32(kFour ? a[r + i].offset : 0);
             row_sums<kTogether>(v, a + r, sums);
             in_order();
-            if (kPair && !half) {
-              for (int i = 0; i < kTogether; ++i) kept[c][r + i] = sums[i];
-              continue;
-            }
             for (int i = 0; i < kTogether; ++i)
               acc[c][r + i] = vfmaq_f32(acc[c][r + i], vcvtq_f32_s32(sums[i]), vmulq_n_f32(scales, a[r + i].scale));
           }

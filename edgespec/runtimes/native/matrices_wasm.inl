@@ -3,28 +3,22 @@
 #define EDGESPEC_INLINE inline __attribute__((always_inline))
 
 // N of `rows` rows, `Quarters` of the tile at a time, so that sums stay in registers.  Bytes are taken as nibbles,
-// which is what a dot product here can multiply by.  Where a pair has one scale, the sums of its first half wait for
-// those of the second.  Pairs: sums are in 16 bits within a block, eight products of four bits each.
+// which is what a dot product here can multiply by.  Pairs: sums are in 16 bits within a block, eight products of four
+// bits each.
 template <Kind kind, int N, int Quarters, bool Pairs>
 void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
-  constexpr bool kPair = is_wide(kind), kFour = is_four(kind) && kind != kP8;
+  constexpr bool kFour = is_four(kind) && kind != kP8;
   constexpr size_t payload = payload_bytes(kind);
-  const uint8_t* tile = weights.high;
   for (int from = 0; from < 4; from += Quarters) {
     v128_t acc[Quarters][N];
     for (auto& quarter : acc)
       for (auto& v : quarter) v = wasm_f32x4_splat(0);
-    const uint8_t *w = tile, *low = weights.low;
+    const uint8_t *w = weights.high, *low = weights.low;
     const Act* a = acts;
-    v128_t kept[Quarters][N];
-    for (int pair = 0; pair < blocks / 2; ++pair, w += kPair ? 0 : 64 + 2 * payload)
+    for (int pair = 0; pair < blocks / 2; ++pair, w += 64 + 2 * payload)
 #pragma GCC unroll 16
       for (int half = 0; half < 2; ++half, a += rows) {
         const uint8_t *q = w + 64 + half * payload, *own = w + half * 32;
-        if constexpr (kPair) {
-          q = tile + pair_payload<kind>(pair) + half * payload;
-          own = tile + pair_scales<kind>(pair);
-        }
         const uint8_t* beside = low;
         if (kind == kP8) low += payload;
 #pragma GCC unroll 16
@@ -33,7 +27,7 @@ void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* 
           v128_t first[N], sums[N], more[N];
 #pragma GCC unroll 16
           for (int r = 0; r < N; ++r) {
-            first[r] = kPair && half ? kept[c][r] : wasm_i32x4_splat(kFour ? a[r].offset : a[r].offset_of_bytes());
+            first[r] = wasm_i32x4_splat(kFour ? a[r].offset : a[r].offset_of_bytes());
             sums[r] = Pairs ? wasm_i32x4_splat(0) : first[r];
             more[r] = wasm_i32x4_splat(0);
           }
@@ -74,10 +68,6 @@ void linear_rows(Weights weights, int blocks, const Act* acts, int rows, float* 
               more[r] = wasm_i32x4_extadd_pairwise_i16x8(more[r]);
             }
             if (!kFour) sums[r] = wasm_i32x4_add(sums[r], wasm_i32x4_shl(more[r], 4));
-            if (kPair && !half) {
-              kept[c][r] = sums[r];
-              continue;
-            }
             acc[c][r] = madd(wasm_f32x4_convert_i32x4(sums[r]), wasm_f32x4_mul(scales, wasm_f32x4_splat(a[r].scale)),
                              acc[c][r]);
           }

@@ -112,7 +112,7 @@ void pack_group(Kind kind, const uint8_t* block, int c, uint8_t* codes, uint8_t*
 
 // Block number `block` of a column of kinds with a scale a block.
 void pack_block(Kind kind, const uint8_t* from, size_t block, int c, uint8_t* tile, uint8_t* low) {
-  uint8_t* pair = tile + block / 2 * together_bytes(kind);
+  uint8_t* pair = tile + block / 2 * pair_bytes(kind);
   uint8_t* q = pair + 64 + block % 2 * payload_bytes(kind);
   std::memcpy(pair + block % 2 * 32 + c * 2, from, 2);
   if (kind == kQ4) return copy_words(q + c * 4, from + 2, 4);

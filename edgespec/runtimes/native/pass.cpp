@@ -33,9 +33,6 @@ int64_t pool_blocks(const PassInputs& in) {
   return block ? int64_t(in.slots * (in.kv_bytes - each) / block) : INT32_MAX;
 }
 
-// Columns of gate and up that are computed together: those that share a scale of the next matrix.
-int glu_columns(Kind kind) { return is_wide(kind) ? 2 * kBlock : kBlock; }
-
 }  // namespace
 
 Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in, const PassOutputs& out,
@@ -202,7 +199,7 @@ int Pass::open_own(const Step& s, int members) {
     case Op::kAttend:
       plan_attention(s);
       return static_cast<int>(std::min<int64_t>(int64_t(groups_.size()) * (s.kv / item_heads_) * splits_, INT32_MAX));
-    case Op::kGlu: return cut((s.n + glu_columns(s.kind) - 1) / glu_columns(s.kind), members);
+    case Op::kGlu: return cut((s.n + kBlock - 1) / kBlock, members);
     case Op::kLogits: {
       const int chunks = cut(tiles_of(columns(s)), members);
       if (in_.top) {
@@ -426,9 +423,10 @@ void Pass::glu(const Step& s, int chunk) {
 
 // Columns of one unit, for these row groups.
 void Pass::glu_unit(const Step& s, int unit, int first, int last) {
-  const int width = glu_columns(s.kind), units = (s.n + width - 1) / width, rows = in_.rows;
+  constexpr int width = kBlock;
+  const int units = (s.n + width - 1) / width, rows = in_.rows;
   const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
-  alignas(64) float g[kRowGroup * 2 * kBlock], u[kRowGroup * 2 * kBlock], y[kRowGroup * 2 * kBlock];  // [rows, width]
+  alignas(64) float g[kRowGroup * kBlock], u[kRowGroup * kBlock], y[kRowGroup * kBlock];  // [rows, width]
   const bool blocks = !takes_floats(s.kind) && s.kind != kC8;
   const int columns = std::min(width, s.n - unit * width), wide = tiles_of(columns);
   for (int group = first; group < last; ++group) {
@@ -453,11 +451,10 @@ void Pass::glu_unit(const Step& s, int unit, int first, int last) {
     k_.glu[s.fn](g, u, n * width, y);
     for (int i = 0; i < n && columns < width; ++i) std::memset(y + i * width + columns, 0, size_t(width - columns) * 4);
     if (blocks) {
-      Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) +
-                 size_t(unit) * (width / kBlock) * n;
-      k_.quantize_blocks(y, n, width > kBlock, out);
+      Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) + size_t(unit) * n;
+      k_.quantize_blocks(y, n, out);
       // k comes in pairs of blocks: the last one may have no columns
-      if (unit == units - 1 && units * (width / kBlock) < blocks_of(s.n)) std::fill_n(out + n, n, Act{});
+      if (unit == units - 1 && units < blocks_of(s.n)) std::fill_n(out + n, n, Act{});
     } else {
       float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
       for (int i = 0; i < n; ++i)

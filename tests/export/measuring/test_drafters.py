@@ -131,7 +131,7 @@ def of(form: Format, head: Format | None = None, quantizer: str | None = None) -
     return WeightChoice.of(form, quantizer, head)
 
 
-@pytest.mark.parametrize("form", ["int4", "int4-64", "int8", "fp32", "w8a8"])
+@pytest.mark.parametrize("form", ["int4", "int8", "fp32", "w8a8"])
 def test_other_formats_are_tried_under_the_same_options(form: Format) -> None:
     blocks = form not in ("fp32", "w8a8")
     made = trials(of(form, "int8" if blocks else None, "rtn" if blocks else None), {})
@@ -171,7 +171,7 @@ def test_other_formats_are_tried_under_the_same_options(form: Format) -> None:
         # a head of four bits first: it is the smaller change
         (of("int4", "int4"), 0.1, {("fp32", None): 0.4, ("int4", "int8"): 0.25, ("int8", "int4"): 0.3},
          "25% would be right with --head-format int8, 40% in fp32: it is the format that costs them"),
-        (of("int4-64", "int4-64"), 0.1, {("fp32", None): 0.4, ("int4-64", "int8"): 0.1, ("int8", "int4-64"): 0.3},
+        (of("int4", "int4"), 0.1, {("fp32", None): 0.4, ("int4", "int8"): 0.1, ("int8", "int4"): 0.3},
          "30% would be right with --format int8, 40% in fp32: it is the format that costs them"),
         (of("int8", "int4"), 0.1, {("fp32", None): 0.4, ("int8", "int8"): 0.3},
          "30% would be right with --head-format int8, 40% in fp32: it is the format that costs them"),

@@ -13,6 +13,7 @@ import pytest
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.formats import FORMER
 from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA, Manifest, Operators, read_manifest
 from edgespec.runtimes.files.migration import OLDEST, RENAMED, parts, with_old_names
 from tests.conftest import PROMPTS, THREADS
@@ -51,6 +52,17 @@ def test_a_schema_before_the_oldest_is_refused(bundles: Callable[..., Path], tmp
 def read(folder: Path, data: dict[str, Any]) -> Manifest:
     (folder / MANIFEST).write_text(json.dumps(data), "utf-8")
     return read_manifest(folder)
+
+
+@pytest.mark.parametrize("place", ["target", "draft"])
+@pytest.mark.parametrize("key", ["format", "head_format"])
+@pytest.mark.parametrize("form", sorted(FORMER))
+def test_a_bundle_in_a_format_of_the_past_says_what_to_do(tmp_path: Path, place: str, key: str, form: str) -> None:
+    older = next(data for data in schema_5() if isinstance(data.get(place), dict))
+    older[place][key] = form
+    with pytest.raises(BundleError, match=f"weights in {form}, a format that this edgespec no longer has") as caught:
+        read(tmp_path, older)
+    assert "export the model again" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("number", range(len(schema_5())))
