@@ -12,7 +12,7 @@ from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.formats import FILE, FORMATS, Format
 
 CHOSEN: tuple[Format, ...] = ("int4", "int8", "fp32")
-"""Candidate formats: int4-64 is as fast as int4 and coarser, and w8a8 also rounds activations more."""
+"""Candidate formats; w8a8 also rounds activations more than int8."""
 
 GOOD = 0.01  # relative perplexity: a format that loses no more is as good as the source
 # relative perplexity, and nats per token: a format that loses more is only used on request
