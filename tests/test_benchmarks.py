@@ -102,6 +102,9 @@ AGAIN = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {{small}} 
          "beside_ms p95"),
         SLOW("first_token", "native_bundle", ("--prompt", 800, "--most", 2, "--serve", *ONE),
              {"PAUSE": 0.0, "ALONE": 2}, "alone_ms p95"),
+        ("encoders", "native_bundle", ("--lengths", "8", "--texts", "2", "--pairs", 2, *ONE), {"PAUSE": 0.0},
+         "figures"),
+        ("c_overhead", "native_bundle", ("--tokens", 8, "--turns", 1), {}, "methods auto median_us"),
         SLOW("c_interface", "native_bundle", ("--rows", "1,2", "--turns", 2), {}, "passes_ms"),
         ("translating", "native", ("small", "--sources", 8, "--new", 4, "--pairs", 1, *ONE),
          {"TRANSLATORS": {"small": SMALL_T5}}, "sources 8 milliseconds"),
@@ -121,6 +124,15 @@ def test_it_runs(request: pytest.FixtureRequest, figures: Run, name: str, bundle
         found = found[key.replace("_", " ") if key.startswith("prefill_") else key]
     assert found or found == 0  # a ratio, on a busy machine
     assert all(map(math.isfinite, numbers(printed)))
+
+
+@pytest.mark.nightly  # it imports torch
+@pytest.mark.usefixtures("native")
+def test_foreign(figures: Run, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs edgespec[transformers]")
+    short = ("--layers", 1, "--hidden", 64, "--threads", 1, "--depth", 8, "--times", 2)
+    found = figures("foreign", tmp_path / "both", *short)["figures"]
+    assert all(found[f"{rows} rows, {way}"]["ms"] > 0 for rows in (1, 8) for way in ("own", "linear"))
 
 
 @pytest.mark.nightly  # it imports torch
@@ -203,7 +215,7 @@ def test_streaming(figures: Run, tmp_path: Path) -> None:
     size = "--hidden", 512, "--inner", 384, "--times", 2, "--share", 3.6, "--seconds", 0.5
     given = bundle.with_name("model"), bundle, tmp_path / "large", *size, "--ways", "mapped,streamed,drafts"
     found = figures("streaming", *given, GROUPS=tmp_path / "none")
-    ways = found["ways"]
+    ways = {name: way for name, (way,) in found["ways"].items()}
     assert not any(way["limited"] for way in ways.values())
     assert ways["mapped"]["text"] == ways["streamed"]["text"]
     assert 0 < ways["streamed"]["hits"] <= 1

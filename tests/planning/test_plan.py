@@ -94,13 +94,14 @@ def test_of_equally_fast_ones_the_smaller_is_picked(monkeypatch: pytest.MonkeyPa
 
 def test_of_equals_the_finer_format_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference that no prediction can tell is worth neither quality nor the word fastest."""
-    monkeypatch.setitem(RATES, "w8a8", 101.0)
-    plan = planned(1000 * MIB, "w8a8", "int4")
-    assert picked(plan) == "int4 speculative"
-    assert plan.reason.startswith("as fast as the fastest that fits, as far as a prediction can tell;")
-    monkeypatch.setitem(RATES, "w8a8", 110.0)
-    plan = planned(1000 * MIB, "w8a8", "int4")
+    monkeypatch.setitem(RATES, "w8a8", RATES["int4"])
+    monkeypatch.setitem(RATES, "int4", 1.01 * RATES["w8a8"])
+    plan = planned(1000 * MIB, "int4", "w8a8")
     assert picked(plan) == "w8a8 speculative"
+    assert plan.reason.startswith("as fast as the fastest that fits, as far as a prediction can tell;")
+    monkeypatch.setitem(RATES, "int4", 1.1 * RATES["w8a8"])
+    plan = planned(1000 * MIB, "int4", "w8a8")
+    assert picked(plan) == "int4 speculative"
     assert plan.reason.startswith("the fastest that fits;")
 
 

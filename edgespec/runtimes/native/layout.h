@@ -37,7 +37,7 @@ constexpr bool takes_floats(Kind kind) { return kKinds[kind].acts == kF32; }  //
 constexpr bool is_four(Kind kind) { return kKinds[kind].bits == 4 && !is_ggml(kind); }
 constexpr bool in_blocks(Kind kind) { return kKinds[kind].size > 0; }
 constexpr size_t payload_bytes(Kind kind) { return size_t(kBlock) * kTile * kKinds[kind].bits / 8; }  // of a block
-// Of a pair of blocks, for a kind in blocks: two rows of scales, and what they scale.
+// Bytes of a pair of blocks, for a kind in blocks: two rows of scales and both payloads.
 constexpr size_t pair_bytes(Kind kind) { return 64 + 2 * payload_bytes(kind); }
 
 // Activation functions: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu.  kSwigluOai
