@@ -101,7 +101,7 @@ class AnswerShape:
 
     calls: str | None = None  # the notation of its calls; None = it has none
     thoughts: str | None = None  # the notation of its thoughts; None = it has none
-    opened: bool = False  # the prompt has begun a thought already
+    opened: bool = False  # the prompt has begun a thought already, or harmony's head of a message
     # types of parameters by name, of each tool that may be called
     tools: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     forced: bool = False  # a grammar allows only calls, after a thought perhaps
@@ -171,7 +171,9 @@ def thought_format(template: str) -> str | None:
 
 
 def opened(prompt: str, thoughts: str | None) -> bool:
-    """Whether a prompt ends within a thought."""
+    """Whether a prompt ends within a thought, or at the head of a message, which may be one."""
+    if thoughts == HARMONY:
+        return prompt.endswith("<|start|>assistant")
     return thoughts in THOUGHTS and prompt.rstrip().endswith(THOUGHTS[thoughts][0]) if thoughts else False
 
 

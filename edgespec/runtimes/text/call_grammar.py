@@ -49,19 +49,21 @@ def calls_grammar(
     more = f"({rules.text(between)} {call}){{0,{MOST_CALLS - 1}}}" if many and between is not None else ""
     text = f"{rules.text(begin)} {call} {more} {rules.text(end)}"
     if shape.thoughts == HARMONY:
-        before, behind = rules.text("<|channel|>analysis<|message|>"), rules.text("<|start|>assistant")
-        text = f"({before} {rules.any('<|end|>')} {behind})? {text}"
+        text = f"{rules.analysis()} {text}"
     elif shape.thoughts and shape.opened:
         text = f"{rules.thought(shape.thoughts)} {text}"
     return Grammar.lark(f"start: {text}\n" + "\n".join(rules.lines))
 
 
 def after_thoughts(grammar: Grammar, shape: AnswerShape, special: Mapping[str, int]) -> Grammar:
-    """Allow the rest of a thought before a grammar; one in Lark names the allowed texts itself."""
+    """Allow a thought before a grammar, or the rest of one that the prompt has begun; Lark names whole texts itself."""
     if grammar.kind == "lark" or shape.thoughts is None:
         return grammar
     rules = _Rules(special)
-    thought = rules.thought(shape.thoughts)
+    if shape.thoughts == HARMONY:
+        thought = f"{rules.analysis()} {rules.text('<|channel|>final<|message|>')}"
+    else:
+        thought = rules.thought(shape.thoughts)
     if grammar.kind == "json_schema":
         body = rules.json(json.loads(grammar.text))
     else:
@@ -94,6 +96,11 @@ class _Rules:
     def thought(self, thoughts: str) -> str:
         """Add the rest of a thought, and the text between it and the answer."""
         return self.add(f"{self.any(THOUGHTS[thoughts][1])} /\\n{{0,2}}/")
+
+    def analysis(self) -> str:
+        """Add harmony's channel of thoughts, which may be left out, and the beginning of the next message."""
+        before, behind = self.text("<|channel|>analysis<|message|>"), self.text("<|start|>assistant")
+        return self.add(f"({before} {self.any('<|end|>')} {behind})?")
 
     def text(self, text: str) -> str:
         """Write exactly ``text``, with special tokens as such."""

@@ -132,6 +132,20 @@ def test_thoughts_come_before_what_is_forced(tokenizer: Tokenizer, rest: Grammar
     assert matcher.is_accepting()
 
 
+@pytest.mark.parametrize("thought", ["", "<|channel|>analysis<|message|>so it is<|end|><|start|>assistant"])
+def test_channels_come_before_what_is_forced(tokenizer: Tokenizer, thought: str) -> None:
+    shape = AnswerShape.of("<|channel|><|message|>", "<|start|>assistant", [])
+    assert shape.opened
+    assert not AnswerShape.of("<|channel|><|message|>", "<|channel|>final<|message|>It", []).opened
+    grammar = after_thoughts(Grammar.json_schema({"const": "yes"}), shape, special(tokenizer, shape))
+    reader = LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=EOS)
+    matcher = LLMatcher(reader, LLMatcher.grammar_from_lark(grammar.text), log_level=0)
+    assert not matcher.validate_tokens(tokenizer.encode('"yes"', add_special_tokens=False).ids)
+    written = f'{thought}<|channel|>final<|message|>"yes"'
+    assert matcher.try_consume_tokens(tokenizer.encode(written, add_special_tokens=False).ids)
+    assert matcher.is_accepting()
+
+
 def test_tools_that_cannot_be_written_are_refused() -> None:
     for tools, message in (([], "no tool"), ([{"name": "a b"}], "tool's name"), ([{}], "tool's name")):
         with pytest.raises(InvalidRequest, match=message):
