@@ -124,6 +124,9 @@ class Gemma4(Architecture):
         usual = {"head_dim": self.facts.head_dim, "num_key_value_heads": self.facts.kv_heads}
         found, others = [otherwise], set[str]()
         if isinstance(every, dict):
+            every = {
+                str(at).lstrip("0") or "0": own for at, own in every.items()
+            }  # "05" in models of ten layers or more
             full = [every.get(str(at), {}) for at, kind in enumerate(self.kinds) if kind == "full_attention"]
             found = [own.get(key, usual[key]) if isinstance(own, dict) else None for own in full]
             others = {each for own in every.values() if isinstance(own, dict) for each in own} - usual.keys()

@@ -157,6 +157,17 @@ def test_options_that_are_not_supported(
         open_model(folder, None)
 
 
+@pytest.mark.parametrize("digits", [1, 2, 3])
+def test_layers_with_sizes_of_their_own_by_number(
+    copied: Callable[[str], Path], reference: Callable[[str], Reference], digits: int
+) -> None:
+    """transformers writes as many digits as the last layer has: "05" where there are ten layers or more."""
+    folder = copied("gemma4_shared")
+    own = json.loads((folder / "config.json").read_text("utf-8"))["per_layer_config"]
+    configure(folder, per_layer_config={f"{int(at):0{digits}}": sizes for at, sizes in own.items()})
+    assert_same(folder, reference("gemma4_shared"))
+
+
 def test_a_missing_tensor_has_the_name_of_its_checkpoint(copied: Callable[[str], Path]) -> None:
     folder = copied("gpt_neox_serial")
     rename(folder, lambda tensor: None if tensor == "gpt_neox.layers.1.attention.dense.weight" else tensor)
