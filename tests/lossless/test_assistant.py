@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,16 @@ def test_assistants_are_lossless(native: None, tmp_path: Path, form: Format) -> 
         assert engine.generate(PROMPTS[0], greedy.changed(adaptive=True), method="auto").tokens == plain[0]
 
 
-def test_a_plan_by_the_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("same", [True, False])
+def test_a_plan_by_the_configuration(tmp_path: Path, same: bool) -> None:
     model = hf.write_reference_checkpoint(tmp_path / "model", "gemma4_shared")
+    if not same:  # the assistant's full layer is another one than the model's
+        config = json.loads((model / "config.json").read_text("utf-8"))
+        kinds = config["layer_types"]
+        kinds[2], kinds[3] = kinds[3], kinds[2]
+        config["per_layer_config"]["2"] = config["per_layer_config"].pop("3")
+        (model / "model.safetensors").unlink()
+        (model / "config.json").write_text(json.dumps(config), "utf-8")
     assert possible_drafter(PlannedSource(str(model))) == "assistant"
     planned = plan_of(model, methods=["assistant"])
     assert planned.drafter is not None

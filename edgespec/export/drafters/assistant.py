@@ -140,13 +140,12 @@ def assumed_assistant(target: Architecture) -> tuple[Assistant, tuple[int, ...]]
     """Assume one as they are published for Gemma 4's E2B and E4B."""
     if not isinstance(target, Gemma4):
         raise ExportError(f"--method assistant: assistants are for Gemma 4, but this model is {target.model_type}")
-    same = ("head_dim", "num_key_value_heads", "global_head_dim", "per_layer_config", "sliding_window",
-            "rope_parameters", "rms_norm_eps", "hidden_activation")  # fmt: skip
+    same = ("head_dim", "num_key_value_heads", "sliding_window", "rope_parameters", "rms_norm_eps", "hidden_activation")
     config = layers_like(target, 4) | {key: value for key in same if (value := target.settings.get(key)) is not None}
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
     hidden = target.facts.hidden
     config |= {"hidden_size": min(256, hidden), "intermediate_size": 2048, "num_attention_heads": 4,
-               "layer_types": kinds, "backbone_hidden_size": hidden}  # fmt: skip
+               "layer_types": kinds, "backbone_hidden_size": hidden, "global_head_dim": target.wide}  # fmt: skip
     return Assistant(ConfigOnly(target.source.path, config), target), (target.facts.layers,)
 
 
