@@ -56,10 +56,11 @@ def test_assistants_are_lossless(native: None, tmp_path: Path, form: Format) -> 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_plan_by_the_configuration(tmp_path: Path, same: bool) -> None:
     model = hf.write_reference_checkpoint(tmp_path / "model", "gemma4_shared")
-    if not same:  # the assistant's full layer is another one than the model's
+    if not same:  # the assistant's full layer is another one than the model's, and it has fewer heads
         config = json.loads((model / "config.json").read_text("utf-8"))
         kinds = config["layer_types"]
         kinds[2], kinds[3] = kinds[3], kinds[2]
+        config |= {"num_attention_heads": 8, "num_key_value_heads": 8}
         config["per_layer_config"]["2"] = config["per_layer_config"].pop("3")
         (model / "model.safetensors").unlink()
         (model / "config.json").write_text(json.dumps(config), "utf-8")

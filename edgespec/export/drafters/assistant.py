@@ -143,8 +143,8 @@ def assumed_assistant(target: Architecture) -> tuple[Assistant, tuple[int, ...]]
     same = ("head_dim", "num_key_value_heads", "sliding_window", "rope_parameters", "rms_norm_eps", "hidden_activation")
     config = layers_like(target, 4) | {key: value for key in same if (value := target.settings.get(key)) is not None}
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    hidden = target.facts.hidden
-    config |= {"hidden_size": min(256, hidden), "intermediate_size": 2048, "num_attention_heads": 4,
+    hidden, kv = target.facts.hidden, target.facts.kv_heads
+    config |= {"hidden_size": min(256, hidden), "intermediate_size": 2048, "num_attention_heads": -(-4 // kv) * kv,
                "layer_types": kinds, "backbone_hidden_size": hidden, "global_head_dim": target.wide}  # fmt: skip
     return Assistant(ConfigOnly(target.source.path, config), target), (target.facts.layers,)
 
