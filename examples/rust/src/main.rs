@@ -1,38 +1,40 @@
-//! generate BUNDLE PROMPT [NEW]: continues a text as it comes, with Hugging Face's tokenizers and a native bundle.
+//! chat BUNDLE [TOKENIZER]: a line of standard input is a message, and the answer comes as it is written. TOKENIZER: the
+//! tokenizer's library (edgespec/runtimes/tokenizer), if the system does not find it by its name.
 use std::error::Error;
 use std::io::Write;
 use std::path::Path;
 
-use edgespec::{Bundle, Settings};
-use tokenizers::Tokenizer;
+use edgespec::{Bundle, Message, Settings};
 
-fn run(folder: &Path, prompt: &str, new: i64) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json"))?;
-    let ids: Vec<i64> = tokenizer.encode(prompt, true)?.get_ids().iter().map(|&id| id.into()).collect();
-    let mut session = Bundle::open(folder, 0)?.session(&Default::default())?;
-    let settings = Settings { max_new_tokens: Some(new), ..Default::default() };
-    let mut words = tokenizer.decode_stream(true);
-    for round in session.begin(&ids, &settings)? {
-        for token in round?.tokens {
-            print!("{}", words.step(token.try_into()?)?.unwrap_or_default());
+fn run(folder: &Path, tokenizer: Option<&Path>) -> Result<(), Box<dyn Error>> {
+    let mut bundle = Bundle::open(folder, 0)?;
+    // SAFETY: the user names the library of the tokenizer, and no other one.
+    unsafe { bundle.load_codec(tokenizer)? };
+    let (mut session, mut messages) = (bundle.session(&Default::default())?, Vec::new());
+    let settings = Settings { max_new_tokens: Some(400), ..Default::default() };
+    for line in std::io::stdin().lines() {
+        messages.push(Message::new("user", line?));
+        let mut answer = String::new();
+        for round in session.chat(&messages, None, &settings)? {
+            let text = round?.text;
+            print!("{text}");
+            std::io::stdout().flush()?;
+            answer += &text;
         }
-        std::io::stdout().flush()?;
+        println!();
+        messages.push(Message::new("assistant", answer));
     }
-    println!();
-    let counts = session.counts()?;
-    eprintln!("{} tokens in {} passes, {} guesses accepted", counts.tokens, counts.rounds, counts.accepted);
     Ok(())
 }
 
 fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let new = words.get(2).map_or(Ok(64), |count| count.parse());
-    let (Some(bundle), Some(prompt), Ok(new)) = (words.first(), words.get(1), new) else {
-        eprintln!("expected: generate BUNDLE PROMPT [NEW]");
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let (Some(bundle), true) = (words.first(), words.len() < 3) else {
+        eprintln!("expected: chat BUNDLE [TOKENIZER]");
         std::process::exit(2);
     };
-    if let Err(error) = run(Path::new(bundle), prompt, new) {
-        eprintln!("generate: {error}");
+    if let Err(error) = run(bundle.as_ref(), words.get(1).map(Path::new)) {
+        eprintln!("chat: {error}");
         std::process::exit(1);
     }
 }

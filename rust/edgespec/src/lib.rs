@@ -1,7 +1,7 @@
 //! Native edgespec bundles: quantized language models with lossless speculative decoding.
 //!
 //! A [`Bundle`] is a folder that `edgespec export` made. A [`Session`] has one text and the memory of its models. It
-//! reads and writes token ids; a tokenizer is the caller's, such as the crate `tokenizers`.
+//! reads and writes token ids. With a codec ([`Bundle::load_codec`]) it also chats, and rounds have text.
 //!
 //! ```no_run
 //! let bundle = edgespec::Bundle::open("my-bundle", 0)?;
@@ -88,8 +88,8 @@ unsafe fn text(words: *const c_char) -> String {
 
 /// # Safety
 /// `data` is null, or has `count` values that stay during the call.
-unsafe fn copied<T: Copy>(data: *const T, count: i32) -> Vec<T> {
-    match usize::try_from(count) {
+unsafe fn copied<T: Copy>(data: *const T, count: impl TryInto<usize>) -> Vec<T> {
+    match count.try_into() {
         Ok(count) if !data.is_null() => slice::from_raw_parts(data, count).to_vec(),
         _ => Vec::new(),
     }
@@ -114,13 +114,37 @@ fn c_path(path: &Path) -> Result<CString> {
     words.ok_or_else(|| Error::refused(format!("{}: expected a path in UTF-8, without zeros", path.display())))
 }
 
+fn c_text(words: &str, name: &str) -> Result<CString> {
+    CString::new(words).map_err(|_| Error::refused(format!("{name}: expected a text without zeros")))
+}
+
+/// Calls a function that writes to `room` values and says how many there are, again where there are more.
+fn filled<T: Copy + Default>(mut call: impl FnMut(*mut T, usize, &mut usize) -> c_int) -> Result<Vec<T>> {
+    let mut found = vec![T::default(); 512];
+    loop {
+        let mut count = 0;
+        checked(call(found.as_mut_ptr(), found.len(), &mut count))?;
+        let whole = count <= found.len();
+        found.resize(count, T::default());
+        if whole {
+            return Ok(found);
+        }
+    }
+}
+
+/// Null where there is no text; else it stays while `words` does.
+fn pointer(words: &Option<CString>) -> *const c_char {
+    words.as_ref().map_or(null(), |words| words.as_ptr())
+}
+
 fn count<T>(values: &[T], name: &str) -> Result<i32> {
     i32::try_from(values.len()).map_err(|_| Error::refused(format!("{name}: too many")))
 }
 
 struct BundleHandle(NonNull<sys::Bundle>);
 
-// SAFETY: a bundle is not changed after it was opened, and the library lets sessions of several threads share it.
+// SAFETY: calls that change a bundle need it alone (`Bundle::alone`), except for its limit of threads, which any thread
+// may set. The library lets sessions of several threads share it.
 unsafe impl Send for BundleHandle {}
 unsafe impl Sync for BundleHandle {}
 
@@ -149,30 +173,112 @@ pub struct Bundle(Arc<BundleHandle>);
 impl Bundle {
     /// Open a folder. `threads` of passes, the caller's included; 0: as many as there are processors.
     pub fn open(folder: impl AsRef<Path>, threads: u16) -> Result<Self> {
+        let threads = threads.into();
+        // SAFETY: the path ends with a zero, and the bundle is written where the call succeeds.
+        Self::opened(folder.as_ref(), |path, made| unsafe { sys::edgespec_bundle_open(path, threads, made) })
+    }
+
+    /// Open a folder whose target is larger than the memory: `cache` bytes hold some of its weights, and the others are
+    /// read when a pass needs them. The text is the same.
+    pub fn open_streamed(folder: impl AsRef<Path>, threads: u16, cache: u64) -> Result<Self> {
+        let threads = threads.into();
+        // SAFETY: as of `open`.
+        Self::opened(folder.as_ref(), |path, made| unsafe {
+            sys::edgespec_bundle_open_streamed(path, threads, cache, made)
+        })
+    }
+
+    fn opened(folder: &Path, open: impl FnOnce(*const c_char, *mut *mut sys::Bundle) -> c_int) -> Result<Self> {
         // SAFETY: a number.
         let version = unsafe { sys::edgespec_c_version() };
         if version < sys::C_VERSION {
             let wanted = sys::C_VERSION;
             return Err(Error::refused(format!("a library of interface {version}: expected {wanted} or later")));
         }
-        let (path, mut made) = (c_path(folder.as_ref())?, null_mut());
-        // SAFETY: the path ends with a zero, and `made` is written where the call succeeds.
-        checked(unsafe { sys::edgespec_bundle_open(path.as_ptr(), i32::from(threads), &mut made) })?;
+        let (path, mut made) = (c_path(folder)?, null_mut());
+        checked(open(path.as_ptr(), &mut made))?;
         Ok(Self(Arc::new(BundleHandle(NonNull::new(made).expect("a bundle")))))
     }
 
-    pub fn facts(&self) -> Result<Facts> {
-        let mut found = sys::BundleFacts {
-            size: size_of::<sys::BundleFacts>() as u32,
-            has_draft: 0,
-            context: 0,
-            vocab: 0,
-            stops: null(),
-            stop_count: 0,
+    /// Load the tokenizer's library, for text: once, before there are sessions and clones. None: the system finds
+    /// `libedgespec_tokenizer.so`, `libedgespec_tokenizer.dylib` or `edgespec_tokenizer.dll`.
+    ///
+    /// # Safety
+    /// The file is the tokenizer's library: whatever it is, its code runs.
+    pub unsafe fn load_codec(&mut self, path: Option<&Path>) -> Result<()> {
+        let path = path.map(c_path).transpose()?;
+        checked(sys::edgespec_bundle_load_codec(self.alone("a codec")?, pointer(&path)))
+    }
+
+    /// Add a LoRA adapter, a folder that PEFT saved, for [`Settings::adapter`], before there are sessions and clones.
+    pub fn add_adapter(&mut self, folder: impl AsRef<Path>) -> Result<Adapter> {
+        let (path, mut number) = (c_path(folder.as_ref())?, 0);
+        let bundle = self.alone("an adapter")?;
+        // SAFETY: nothing else has the bundle, and the path ends with a zero.
+        checked(unsafe { sys::edgespec_bundle_add_adapter(bundle, path.as_ptr(), &mut number) })?;
+        Ok(Adapter(number))
+    }
+
+    /// The bundle that is to be changed, which nothing else has.
+    fn alone(&mut self, what: &str) -> Result<*mut sys::Bundle> {
+        let found = Arc::get_mut(&mut self.0);
+        let handle =
+            found.ok_or_else(|| Error::refused(format!("{what}: expected a bundle without sessions and clones")));
+        Ok(handle?.0.as_ptr())
+    }
+
+    /// Limit the threads of later passes, at least 1, such as on a hot device. No result changes.
+    pub fn limit_threads(&self, threads: u16) -> Result<()> {
+        // SAFETY: the bundle is open, and any thread may call this.
+        checked(unsafe { sys::edgespec_bundle_limit(self.raw(), threads.into()) })
+    }
+
+    /// The tokens of a text; `special`: with what the tokenizer puts around it, such as the token that begins a text.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>> {
+        let (bundle, data, special) = (self.raw(), text.as_ptr().cast(), special.into());
+        // SAFETY: text and ids have the given sizes.
+        filled(|ids, room, count| unsafe { sys::edgespec_encode(bundle, data, text.len(), special, ids, room, count) })
+    }
+
+    /// The text of tokens, without special ones.
+    pub fn decode(&self, tokens: &[i64]) -> Result<String> {
+        let (bundle, data) = (self.raw(), tokens.as_ptr());
+        // SAFETY: tokens and text have the given sizes.
+        let text: Vec<u8> = filled(|text: *mut u8, room, size| unsafe {
+            sys::edgespec_decode(bundle, data, tokens.len(), text.cast(), room, size)
+        })?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// The tokens of a conversation by the model's template, ready for the answer. `more`: a JSON object with `tools`,
+    /// `options` of the template and `generation_prompt`.
+    pub fn encode_chat(&self, messages: &[Message], more: Option<&str>) -> Result<Vec<i64>> {
+        let of = |message: &Message| -> Result<_> {
+            let role = message.role.as_deref().map(|role| c_text(role, "role")).transpose()?;
+            Ok((role, c_text(&message.content, "content")?))
         };
+        let words = messages.iter().map(of).collect::<Result<Vec<_>>>()?;
+        let given: Vec<_> = words
+            .iter()
+            .map(|(role, content)| sys::Message { role: pointer(role), content: content.as_ptr() })
+            .collect();
+        let more = more.map(|more| c_text(more, "more")).transpose()?;
+        let (bundle, number) = (self.raw(), count(&given, "messages")?);
+        // SAFETY: all texts end with a zero, and ids have the given size.
+        filled(|ids, room, count| unsafe {
+            sys::edgespec_encode_chat(bundle, given.as_ptr(), number, pointer(&more), ids, room, count)
+        })
+    }
+
+    fn raw(&self) -> *mut sys::Bundle {
+        self.0 .0.as_ptr()
+    }
+
+    pub fn facts(&self) -> Result<Facts> {
+        let mut found = sys::BundleFacts::init();
         // SAFETY: the structure says its size; what it points to is the bundle's.
         unsafe {
-            checked(sys::edgespec_bundle_describe(self.0 .0.as_ptr(), &mut found))?;
+            checked(sys::edgespec_bundle_describe(self.raw(), &mut found))?;
             Ok(Facts {
                 context: found.context,
                 vocab: found.vocab,
@@ -186,21 +292,21 @@ impl Bundle {
     pub fn session(&self, options: &SessionOptions) -> Result<Session> {
         let store = options.ngram_store.as_deref().map(c_path).transpose()?;
         let given = sys::SessionOptions {
-            size: size_of::<sys::SessionOptions>() as u32,
             attention: match options.attention {
                 None => 0,
-                Some(Attention::F32) => 1,
-                Some(Attention::F16) => 2,
-                Some(Attention::Int8) => 3,
+                Some(Attention::F32) => sys::ATTENTION_F32,
+                Some(Attention::F16) => sys::ATTENTION_F16,
+                Some(Attention::Int8) => sys::ATTENTION_INT8,
             },
             context: options.context.unwrap_or(0),
-            ngram_store: store.as_ref().map_or(null(), |path| path.as_ptr()),
+            ngram_store: pointer(&store),
             max_bytes: options.max_bytes.unwrap_or(0),
+            ..sys::SessionOptions::init()
         };
         let mut made = null_mut();
         // SAFETY: the bundle is open, `given` and its path stay during the call.
-        checked(unsafe { sys::edgespec_session_open(self.0 .0.as_ptr(), &given, &mut made) })?;
-        let handle = SessionHandle { raw: NonNull::new(made).expect("a session"), _bundle: self.clone() };
+        checked(unsafe { sys::edgespec_session_open(self.raw(), &given, &mut made) })?;
+        let handle = SessionHandle { raw: NonNull::new(made).expect("a session"), bundle: self.clone() };
         Ok(Session { handle: Arc::new(handle), _one_thread: PhantomData })
     }
 }
@@ -234,7 +340,7 @@ pub struct SessionOptions {
 /// Settings of a text, those of Python. The default decodes greedily with the method that is predicted to be fastest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// `plain`, `ngram`, `speculative`, `self-spec`, or several with commas between.
+    /// `plain`, `ngram`, `speculative` or another one of the bundle, or several with commas between. None: `auto`.
     pub method: Option<String>,
     /// Maximum guesses of a round.
     pub guesses: Option<u8>,
@@ -265,6 +371,39 @@ pub struct Settings {
     pub fixed: bool,
     /// Tokens of a text that is expected, such as a file before an edit.
     pub prediction: Vec<i64>,
+    /// Texts that end the text, of which they are no part. They need a codec.
+    pub stop_texts: Vec<String>,
+    /// `medusa`: guesses of its tree; 0: as many as are predicted to be fastest.
+    pub nodes: i32,
+    /// `blockwise`: passes that refine a block before it is verified.
+    pub cycles: i32,
+    /// Rounds have the log-probabilities of this many of the likeliest tokens, at most 20.
+    pub top_logprobs: i32,
+    /// None: the model as it is.
+    pub adapter: Option<Adapter>,
+}
+
+/// An adapter of a bundle ([`Bundle::add_adapter`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adapter(i32);
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    role: Option<String>,
+    content: String,
+}
+
+impl Message {
+    /// `role`: system, user, assistant or tool.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: Some(role.into()), content: content.into() }
+    }
+
+    /// A whole message, a JSON object, such as one with calls of tools.
+    pub fn json(object: impl Into<String>) -> Self {
+        Self { role: None, content: object.into() }
+    }
 }
 
 /// Why a text ended.
@@ -276,6 +415,8 @@ pub enum Finish {
     Length,
     /// The context is full.
     Context,
+    /// By a text of `stop_texts`, which the last token completes.
+    StopText,
 }
 
 /// One pass of the target, and what came of it.
@@ -293,6 +434,11 @@ pub struct Round {
     pub drafter: String,
     /// Of each token, where settings ask for them.
     pub logprobs: Vec<f64>,
+    /// The likeliest tokens in the place of each and their log-probabilities, the likeliest first, where settings ask
+    /// for them.
+    pub top_logprobs: Vec<Vec<(i64, f64)>>,
+    /// What the tokens add to the text, in whole characters; empty without a codec.
+    pub text: String,
     /// None: the text continues.
     pub finish: Option<Finish>,
 }
@@ -317,7 +463,7 @@ pub struct Counts {
 
 struct SessionHandle {
     raw: NonNull<sys::Session>,
-    _bundle: Bundle,
+    bundle: Bundle,
 }
 
 // SAFETY: a session may move between threads. It is shared with `Canceller`s alone, whose only call may come from any
@@ -342,14 +488,14 @@ impl Session {
     /// Begin a text: read the prompt, of which the session may know the beginning from its text before. The iterator
     /// runs a round at a time, to the end of the text or the first error.
     pub fn begin(&mut self, prompt: &[i64], settings: &Settings) -> Result<Text<'_>> {
-        let method = settings.method.as_deref().map(CString::new).transpose();
-        let method = method.map_err(|_| Error::refused("method: expected a name without zeros".into()))?;
+        let method = settings.method.as_deref().map(|name| c_text(name, "method")).transpose()?;
+        let ends = settings.stop_texts.iter().map(|text| c_text(text, "stop_texts")).collect::<Result<Vec<_>>>()?;
+        let stop_texts: Vec<_> = ends.iter().map(|text| text.as_ptr()).collect();
         let (bias_tokens, biases): (Vec<i64>, Vec<f64>) = settings.logit_bias.iter().copied().unzip();
         let given = sys::Settings {
-            size: size_of::<sys::Settings>() as u32,
             guesses: settings.guesses.map_or(0, i32::from),
             max_new_tokens: settings.max_new_tokens.unwrap_or(0),
-            method: method.as_ref().map_or(null(), |words| words.as_ptr()),
+            method: pointer(&method),
             stops: settings.stops.as_ptr(),
             stop_count: count(&settings.stops, "stops")?,
             ignore_eos: settings.ignore_eos.into(),
@@ -373,31 +519,28 @@ impl Session {
             fixed: settings.fixed.into(),
             prediction: settings.prediction.as_ptr(),
             prediction_count: count(&settings.prediction, "prediction")?.into(),
-            progress: None,
-            mask: None,
-            user: null_mut(),
+            stop_texts: stop_texts.as_ptr(),
+            stop_text_count: count(&stop_texts, "stop_texts")?,
+            nodes: settings.nodes,
+            cycles: settings.cycles,
+            top_logprobs: settings.top_logprobs,
+            adapter: settings.adapter.map_or(0, |adapter| adapter.0),
+            ..sys::Settings::init()
         };
         // SAFETY: all that `given` points to stays during the call, which copies what it keeps.
         checked(unsafe { sys::edgespec_begin(self.raw(), prompt.as_ptr(), prompt.len() as i64, &given) })?;
         Ok(Text { session: self, ended: false })
     }
 
+    /// Begin the answer of a conversation: [`Bundle::encode_chat`], and [`Self::begin`].
+    pub fn chat(&mut self, messages: &[Message], more: Option<&str>, settings: &Settings) -> Result<Text<'_>> {
+        let prompt = self.handle.bundle.encode_chat(messages, more)?;
+        self.begin(&prompt, settings)
+    }
+
     /// Sums of the text that was begun last.
     pub fn counts(&self) -> Result<Counts> {
-        let mut found = sys::Counts {
-            size: size_of::<sys::Counts>() as u32,
-            reserved: 0,
-            prompt_tokens: 0,
-            reused_tokens: 0,
-            rounds: 0,
-            tokens: 0,
-            drafted: 0,
-            accepted: 0,
-            prompt_ns: 0,
-            round_ns: 0,
-            pass_ns: 0,
-            dropped: null(),
-        };
+        let mut found = sys::Counts::init();
         // SAFETY: the structure says its size; its text is the session's until its next call.
         unsafe {
             checked(sys::edgespec_session_counts(self.raw(), &mut found))?;
@@ -447,22 +590,15 @@ impl Session {
     }
 
     fn next(&mut self) -> Result<Round> {
-        let mut found = sys::Round {
-            size: size_of::<sys::Round>() as u32,
-            finish: 0,
-            tokens: null(),
-            drafted: null(),
-            rejected: null(),
-            count: 0,
-            drafted_count: 0,
-            rejected_count: 0,
-            accepted: 0,
-            drafter: null(),
-            logprobs: null(),
-        };
+        let mut found = sys::Round::init();
         // SAFETY: the structure says its size; its arrays are the session's until its next call, and copied here.
         unsafe {
             checked(sys::edgespec_next(self.raw(), &mut found))?;
+            let top = usize::try_from(found.top_count).unwrap_or(0).max(1);
+            let number = found.count.saturating_mul(found.top_count);
+            let likeliest: Vec<_> =
+                copied(found.top_ids, number).into_iter().zip(copied(found.top_logprobs, number)).collect();
+            let there = |of: &[(i64, f64)]| of.iter().copied().filter(|(token, _)| *token >= 0).collect();
             Ok(Round {
                 tokens: copied(found.tokens, found.count),
                 drafted: copied(found.drafted, found.drafted_count),
@@ -470,10 +606,13 @@ impl Session {
                 accepted: usize::try_from(found.accepted).unwrap_or(0),
                 drafter: text(found.drafter),
                 logprobs: copied(found.logprobs, found.count),
+                top_logprobs: likeliest.chunks(top).map(there).collect(),
+                text: String::from_utf8_lossy(&copied(found.text.cast(), found.text_size)).into_owned(),
                 finish: match found.finish {
-                    1 => Some(Finish::Stop),
-                    2 => Some(Finish::Length),
-                    3 => Some(Finish::Context),
+                    sys::STOPPED => Some(Finish::Stop),
+                    sys::LENGTH => Some(Finish::Length),
+                    sys::CONTEXT => Some(Finish::Context),
+                    sys::STOP_TEXT => Some(Finish::StopText),
                     _ => None,
                 },
             })
