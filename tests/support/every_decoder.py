@@ -27,8 +27,10 @@ from typing import Any
 from edgespec.export.architectures import ARCHITECTURES
 from tests.support import hf
 
-SAMPLE = ("gpt_neo", "mixtral", "deepseek_v3", "mamba")
-"""Types of several kinds, for the nightly tests: dense, experts, latent attention, states."""
+SAMPLE = ("gpt_neo", "mixtral", "deepseek_v3", "mamba", "bamba", "flint")
+"""Types of several kinds, for the nightly tests: dense, experts, latent attention, states, told positions, sinks."""
+SINGLE = {"mamba", "bamba"}
+"""Those of them whose graphs run row by row."""
 NOT_DECODERS = {
     "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "camembert",
     "data2vec-text", "electra", "ernie", "gemma4_assistant", "gemma4_unified_assistant", "git", "marian", "mbart",
@@ -89,6 +91,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "inkling2_loop_text": {
         "num_hidden_layers": 3,
+        "n_layers_per_attn_res_block": 1,
         "loop_layer_index_start": 1,
         "loop_layer_index_end": 2,
         "layer_types": None,
@@ -102,16 +105,23 @@ OWN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
     },
     "zamba2": {
+        "attention_hidden_size": 128,
+        "head_dim": 32,
         "num_key_value_heads": 4,
         "n_mamba_heads": 8,
         "layers_block_type": ["linear_attention", "hybrid"],
         "num_hidden_layers": 2,
     },
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
-    "gemma3n_text": {"num_hidden_layers": 4, "activation_sparsity_pattern": [0.0] * 4},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "xlstm": {"hidden_size": 128, "num_heads": 4},
     "ctrl": {"n_embd": 64, "dff": 96},
     "rwkv": {"attention_hidden_size": 64},
+    "modernbert-decoder": {"sep_token_id": 1},
     "opt": {"word_embed_proj_dim": 64},
     "persimmon": {"num_key_value_heads": 4},
     "qwen4_exp_text": {
@@ -170,7 +180,7 @@ def small_model(kind: str) -> Any:
     if {"head_dim", "qk_rope_head_dim"} <= {*given}:  # the head's part that is rotated
         given["head_dim"] = given["qk_rope_head_dim"]
     for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
-        fixed = getattr(made, name, None)
+        fixed = getattr(made, getattr(made, "attribute_map", {}).get(name, name), None)
         if isinstance(fixed, property) and fixed.fset is None:
             continue
         if len(kinds := list(dict.fromkeys(getattr(usual, name, None) or ()))) > 1:
@@ -195,7 +205,7 @@ def try_type(kind: str, folder: Path) -> Row:
     try:
         found.extend(_steps(Row(kind), folder))
     except Exception as error:  # of any model's code
-        found.append(replace(found[-1], why=_line(error)))
+        found.append(replace(found[-1], why=_line(error).replace(f"{folder}/", "")))
     return replace(found[-1], seconds=round(time.process_time() - begun, 1))
 
 

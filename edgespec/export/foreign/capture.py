@@ -22,7 +22,8 @@ from typing import Any
 GRAPH = "model.onnx"
 DATA = "model.onnx.data"
 _FIRST, _SECOND = (7, 3), (10, 5)  # (tokens before a pass, tokens in it): what differs between two captures is free
-_CACHES = ("cache", "past_key_values", "cache_params")  # what models call it
+_CACHES = ("cache", "past_key_values", "cache_params", "state")  # what models call it
+_FED = ("input_ids", "position_ids")
 _GIVEN = ("cache", "past_key_values")  # of those that a caller may make
 _EXPERTS = "batched_mm"  # each row multiplies by its own experts: nothing depends on other rows
 
@@ -54,19 +55,38 @@ def capture(model: Any, folder: Path) -> None:
 
     model.eval()
     with row_by_row_experts(model):
-        first, second = (sample(model, *sizes) for sizes in (_FIRST, _SECOND))
+        placed = not counts_positions(model)
+        first, second = (sample(model, *sizes, placed=placed) for sizes in (_FIRST, _SECOND))
         free = free_axes(first, second)
         if any(not axes for axes in free):  # recurrent states
-            first = sample(model, _FIRST[0], 1)
-        shapes: dict[str, Any] = {"input_ids": _free((1,) if first.inputs["input_ids"].shape[1] > 1 else ())}
+            first = sample(model, _FIRST[0], 1, placed=placed)
+        rows = (1,) if first.inputs["input_ids"].shape[1] > 1 else ()
+        shapes: dict[str, Any] = {name: _free(rows) for name in _FED if name in first.inputs}
         shapes[_cache_name(first.inputs)] = [_free(axes) for axes in free]
         program = OnnxExporter().export(model, first.inputs, OnnxConfig(dynamic_shapes=shapes)).program
     name_ports(program, len(free))
     onnx_ir.save(program, str(folder / GRAPH), external_data=DATA)
 
 
-def sample(model: Any, before: int, tokens: int) -> Capture:
-    """Run a model over the first tokens of a text, and give the inputs of the pass over the next ones."""
+def counts_positions(model: Any) -> bool:
+    """Whether a model knows by its cache where a pass begins; others are given it, as ``generate`` does."""
+    import inspect
+
+    import torch
+
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return True
+    own, told = (sample(model, _FIRST[0], 1, placed=placed).inputs for placed in (False, True))
+    with torch.no_grad():
+        return torch.allclose(model(**own).logits, model(**told).logits, rtol=1e-3, atol=1e-5)
+
+
+def sample(model: Any, before: int, tokens: int, *, placed: bool = False) -> Capture:
+    """Run a model over the first tokens of a text, and give the inputs of the pass over the next ones.
+
+    Args:
+        placed: whether position_ids are among them.
+    """
     import torch
     from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
     from transformers.exporters.utils import apply_patches
@@ -86,7 +106,8 @@ def sample(model: Any, before: int, tokens: int) -> Capture:
     leaves = torch.utils._pytree.tree_leaves(cache)
     if odd := [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]:
         raise NotCaptured(f"its cache has a {type(odd[0]).__name__} as well as tensors")
-    return Capture({"input_ids": ids[:, before:], name: cache, "use_cache": True}, leaves)
+    places = {"position_ids": torch.arange(before, before + tokens)[None]} if placed else {}
+    return Capture({"input_ids": ids[:, before:], **places, name: cache, "use_cache": True}, leaves)
 
 
 def _without_windows(model: Any, cache: Any) -> Any:
@@ -113,9 +134,9 @@ def free_axes(first: Capture, second: Capture) -> list[tuple[int, ...]]:
 
 
 def name_ports(program: Any, count: int) -> None:
-    """Name the inputs and outputs of a captured graph: input_ids, past.N, logits and present.N."""
+    """Name the inputs and outputs of a captured graph: input_ids, position_ids, past.N, logits and present.N."""
     graph = program.graph
-    given = [value for value in graph.inputs if value.name != "input_ids"]
+    given = [value for value in graph.inputs if value.name not in _FED]
     made = {value.name: value for value in graph.outputs}
     kept = {_inside(name): value for name, value in made.items()}
     present = [kept.get(_inside(value.name)) for value in given]
@@ -149,7 +170,7 @@ def _free(axes: tuple[int, ...]) -> dict[int, Any]:
 
 
 def _cache_name(inputs: Mapping[str, Any]) -> str:
-    return next(name for name in inputs if name not in ("input_ids", "use_cache"))
+    return next(name for name in inputs if name in _CACHES)
 
 
 def main(model: str, folder: str) -> int:

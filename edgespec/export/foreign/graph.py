@@ -11,7 +11,7 @@ A graph of single rows needs none of this: every pass of it has the same shapes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,56 @@ def double_last_rows(model: onnx.ModelProto) -> int:
             numpy_helper.from_array(np.array([number], np.int64), name) for name, number in _NUMBERS.items()
         )
     return found
+
+
+def lead_with_sinks(model: onnx.ModelProto) -> int:
+    """Put the column of an attention sink before those of the keys, in place; returns how many there are.
+
+    After them, it would be added to a row's sum after the columns of later tokens, whose number differs between
+    passes: the sum would have other bits.
+    """
+    graph = model.graph
+    made = {name: node for node in graph.node for name in node.output}
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            users.setdefault(name, []).append(node)
+    values = {tensor.name: tensor for tensor in graph.initializer if tensor.data_location != TensorProto.EXTERNAL}
+    single = {
+        value.name
+        for value in graph.value_info
+        if (dims := value.type.tensor_type.shape.dim) and dims[-1].HasField("dim_value") and dims[-1].dim_value == 1
+    }
+    found = 0
+    for softmax in [node for node in graph.node if node.op_type == "Softmax"]:
+        scores = softmax.input[0]
+        shifted = made.get(scores)
+        if shifted is not None and shifted.op_type == "Sub":  # less the row's largest
+            scores = shifted.input[0]
+        joined, drops = made.get(scores), users.get(softmax.output[0], [])
+        if joined is None or joined.op_type != "Concat" or len(joined.input) != 2 or joined.input[1] not in single:
+            continue
+        if not drops or not all(_drops_last_column(node, values) for node in drops):
+            continue
+        keys, sink = joined.input
+        joined.input[:] = [sink, keys]
+        for node in drops:
+            node.input[1], node.input[2] = "sink_behind", "sink_end"
+        found += 1
+    if found:
+        numbers = {"sink_behind": 1, "sink_end": np.iinfo(np.int64).max}
+        graph.initializer.extend(
+            numpy_helper.from_array(np.array([number], np.int64), name) for name, number in numbers.items()
+        )
+    return found
+
+
+def _drops_last_column(node: onnx.NodeProto, values: Mapping[str, TensorProto]) -> bool:
+    """Whether a node is ``[..., :-1]``."""
+    if node.op_type != "Slice" or len(node.input) < 4 or any(name not in values for name in node.input[1:]):
+        return False
+    begin, end, axis, *step = (numpy_helper.to_array(values[name]).tolist() for name in node.input[1:])
+    return (begin, end, axis, step or [[1]]) in [([0], [-1], [at], [[1]]) for at in (3, -1)]
 
 
 def _single_rows(graph: onnx.GraphProto) -> set[str]:

@@ -258,17 +258,20 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
     def read(fact: str, default: int | None = None) -> int:
         found = [(name, config[name]) for name in _NAMES[fact] if config.get(name) is not None]
         name, value = found[0] if found else (_NAMES[fact][0], default)
+        if isinstance(value, list) and value and all(isinstance(one, int) for one in value):  # a size for each layer
+            value = max(value)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             hint = "say how many tokens it was made for: --context N" if fact == "context" else None
             raise ExportError(f"{file}: expected a positive integer {name}, got {value!r}", hint)
         return value
 
+    kinds = config.get("layers_block_type", config.get("layer_types"))  # of its layers; some do not count them
     hidden, heads = read("hidden"), read("heads", 1)  # without attention: one
     return part_of(
         ModelFacts,
         file,
         architecture=describe(config),
-        layers=read("layers"),
+        layers=read("layers", len(kinds) if isinstance(kinds, list) else None),
         hidden=hidden,
         intermediate=read("intermediate", 4 * hidden),
         heads=heads,

@@ -24,7 +24,7 @@ from edgespec.export.emit.fill import Errors, WeightFile, add_error
 from edgespec.export.emit.graph import MICROSOFT, alive, reads, stored_tensor
 from edgespec.export.emit.plan import INLINE_BYTES, WEIGHTS, WeightLayout, converted_name
 from edgespec.export.emit.plans import layouts_text
-from edgespec.export.foreign.graph import ForeignGraph, Matrix, double_last_rows
+from edgespec.export.foreign.graph import ForeignGraph, Matrix, double_last_rows, lead_with_sinks
 from edgespec.export.foreign.native import NativeGraph
 from edgespec.export.measuring.parity import compared, compared_rows
 from edgespec.export.quantization import levels as quantize
@@ -146,6 +146,7 @@ def write_foreign(
         )
     if made and not any(opset.domain == MICROSOFT for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    lead_with_sinks(model)
     (folder / MAIN).write_bytes(model.SerializeToString())
     graphs = {"plain": Graph(file=prefix + MAIN)}
     if graph.ports.single:

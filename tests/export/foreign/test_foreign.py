@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,7 +19,7 @@ from edgespec.drafters.registry import needing
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, EdgespecError, ExportError
 from edgespec.export.architectures import ARCHITECTURES
-from edgespec.export.foreign.graph import choose_strict
+from edgespec.export.foreign.graph import choose_strict, lead_with_sinks
 from edgespec.export.foreign.model import ForeignModel
 from edgespec.export.foreign.write import AGAINST, HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
@@ -312,3 +314,60 @@ def test_a_graph_may_not_name_files_elsewhere(tmp_path: Path) -> None:
                 entry.value = "../secret"
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     refused("not a file in the graph's folder", folder, tmp_path / "bundle")
+
+
+def attention_with_sink(drop: int) -> onnx.ModelProto:
+    """Make weights of attention over scores [1, 1, rows, columns] and a sink, which ``drop`` = -1 leaves out."""
+    made = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Concat", ["scores", "sink"], ["all"], axis=-1),
+        helper.make_node("Softmax", ["all"], ["shares"], axis=-1),
+        helper.make_node("Slice", ["shares", "zero", "drop", "last", "one"], ["weights"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "attention",
+        [made("scores", TensorProto.FLOAT, [1, 1, None, None]), made("sink", TensorProto.FLOAT, [1, 1, None, 1])],
+        [made("weights", TensorProto.FLOAT, None)],
+        [
+            numpy_helper.from_array(np.array([number], np.int64), name)
+            for name, number in (("zero", 0), ("drop", drop), ("last", 3), ("one", 1))
+        ],
+        value_info=[made("sink", TensorProto.FLOAT, [1, 1, None, 1])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def weights_of(model: onnx.ModelProto, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Run that graph over one row of scores [columns]."""
+    session = ort.InferenceSession(model.SerializeToString())
+    feed = {"scores": scores[None, None, None], "sink": np.full((1, 1, 1, 1), 0.7, np.float32)}
+    found: np.ndarray[Any, Any] = session.run(None, feed)[0][0, 0, 0]
+    return found
+
+
+def test_columns_of_later_tokens_leave_a_row_with_a_sink_as_it_is() -> None:
+    before, after = attention_with_sink(-1), attention_with_sink(-1)
+    assert lead_with_sinks(after) == 1
+    random = np.random.default_rng(3)
+    for columns in range(2, 60):
+        scores = random.standard_normal(columns).astype(np.float32) * 3
+        longer = np.append(scores, np.full(5, np.finfo(np.float32).min, np.float32))
+        np.testing.assert_allclose(weights_of(after, scores), weights_of(before, scores), rtol=1e-5)
+        np.testing.assert_array_equal(weights_of(after, longer)[:columns], weights_of(after, scores))
+
+
+def test_what_drops_more_than_a_sink_stays() -> None:
+    model = attention_with_sink(-2)
+    assert lead_with_sinks(model) == 0
+    assert model == attention_with_sink(-2)
+
+
+def test_sizes_of_each_layer_and_layers_without_a_count_are_read(source: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(source, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    del config["num_hidden_layers"]
+    config |= {"intermediate_size": [64, 96], "layer_types": ["full_attention"] * 2}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    facts = ForeignModel.open(folder, None).facts
+    assert (facts.layers, facts.intermediate) == (2, 96)
