@@ -13,9 +13,9 @@
 
 namespace edgespec {
 
-constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
+constexpr int kSerial = 1 << 14;   // numbers that are not worth waking a second thread for
 constexpr int kRowWork = 1 << 13;  // numbers of the rows that a thread takes at once
-constexpr int kPiece = 1 << 10;   // numbers of a chunk of activate: whole vectors
+constexpr int kPiece = 1 << 10;    // numbers of a chunk of activate: whole vectors
 
 class AdapterStore;
 class ExpertStore;
