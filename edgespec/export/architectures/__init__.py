@@ -34,6 +34,9 @@ __all__ = ["ARCHITECTURES", "ENCODERS", "Architecture", "VERIFIED", "architectur
 
 TEXT_HALVES = {
     "gemma4_unified_text": "gemma4_text",
+    "granite_docling_text": "granite",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
+    "paddleocr_vl_text": "llama",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen3_asr_text": "qwen3",

@@ -84,6 +84,23 @@ def test_the_text_part_of_a_model_with_images(
     assert_same(folder, reference(name), text_only=True)
 
 
+@pytest.mark.parametrize(
+    "kind, name",
+    [("granite_docling", "granite_tied"), ("hunyuan_vl", "hunyuan_alpha"), ("paddleocr_vl", "llama_tied_gqa")],
+)
+def test_a_text_part_that_is_another_decoder(
+    copied: Callable[[str], Path], reference: Callable[[str], Reference], kind: str, name: str
+) -> None:
+    folder = copied(name)
+    rename(folder, lambda tensor: tensor.replace("model.", "model.language_model.", 1))
+    text = json.loads((folder / "config.json").read_text("utf-8")) | {"model_type": f"{kind}_text"}
+    vision = {"model_type": f"{kind}_vision"}
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": kind, "text_config": text, "vision_config": vision}), "utf-8"
+    )
+    assert_same(folder, reference(name), text_only=True)
+
+
 def test_the_older_name_of_a_head(copied: Callable[[str], Path], reference: Callable[[str], Reference]) -> None:
     folder = copied("gpt_neox_parallel")
     rename(folder, lambda tensor: tensor.replace("lm_head", "embed_out"))
