@@ -95,7 +95,7 @@ class TextTest {
             for (turn in given.each("turns")) {
                 val result = talk.ask(turn.text("question"), settings)
                 assertArrayEquals(turn.ints("tokens"), result.tokens)
-                // a beginning of few tokens is read again, in a session of its own
+                // a beginning of few tokens is read again, in a separate session
                 if (turn["reused"].asInt > 16) assertTrue(result.stats.reusedTokens >= turn["reused"].asInt - 16, "${result.stats.reusedTokens}")
             }
             assertEquals(given.messages(), talk.messages)
