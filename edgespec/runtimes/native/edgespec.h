@@ -268,7 +268,8 @@ EDGESPEC_API int edgespec_bundle_set_codec(edgespec_bundle* bundle, const edgesp
 EDGESPEC_API int edgespec_bundle_load_codec(edgespec_bundle* bundle, const char* path);
 
 /* Write at most `room` ids or bytes, and to count or size how many there are.  special: with what the tokenizer puts
- * around a text.  more: a JSON object with `tools`, `options` of the template, `generation_prompt`; null: none. */
+ * around a text.  more: a JSON object with `tools`, `options` of the template, `generation_prompt`, and
+ * `continue_final`: the answer continues the last message; null: none. */
 EDGESPEC_API int edgespec_encode(const edgespec_bundle* bundle, const char* text, size_t size, int32_t special,
                                  int64_t* ids, size_t room, size_t* count);
 EDGESPEC_API int edgespec_decode(const edgespec_bundle* bundle, const int64_t* ids, size_t count, char* text,

@@ -157,14 +157,14 @@ def _mark(message: Message) -> None:
         if isinstance(block, dict) and isinstance(block.get("text"), str):
             block["text"] += _TAG
             return
-    raise InvalidRequest("the last message has no text that an answer could go on with")
+    raise InvalidRequest("the last message has no text that an answer could continue")
 
 
 def _cut(text: str) -> str:
     """Cut ``text`` before the tag; a template that trims the message has also trimmed the tag's space."""
     at = text.rfind(_TAG.strip())
     if at < 0:
-        raise InvalidRequest("the model's chat template does not write the last message, so it cannot go on with it")
+        raise InvalidRequest("the model's chat template does not write the last message, so it cannot be continued")
     return text[:at] if text[at : at + len(_TAG)] == _TAG else text[:at].rstrip()
 
 

@@ -36,7 +36,8 @@ int edgespec_tokenizer_encode(const edgespec_tokenizer* tokenizer, const char* t
                               int64_t* ids, size_t room, size_t* count);
 /* The ids of a conversation by the model's chat template, ready for the answer.  Special tokens in messages are text.
  * conversation: JSON, a list of messages, {"role": ..., "content": ...}, or an object with `messages` and perhaps
- * `tools` (JSON schemas), `options` (variables of the template) and `generation_prompt` (false: without it). */
+ * `tools` (JSON schemas), `options` (variables of the template), `generation_prompt` (false: without it) and
+ * `continue_final` (true: the text ends within the last message, which the answer continues). */
 int edgespec_tokenizer_encode_chat(const edgespec_tokenizer* tokenizer, const char* conversation, size_t size,
                                    int64_t* ids, size_t room, size_t* count);
 /* Writes at most `room` bytes of the text of ids, without a zero at its end; size: how many there are.  Special tokens

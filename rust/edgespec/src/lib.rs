@@ -251,7 +251,7 @@ impl Bundle {
     }
 
     /// The tokens of a conversation by the model's template, ready for the answer. `more`: a JSON object with `tools`,
-    /// `options` of the template and `generation_prompt`.
+    /// `options` of the template, `generation_prompt` and `continue_final` (true: the answer continues the last message).
     pub fn encode_chat(&self, messages: &[Message], more: Option<&str>) -> Result<Vec<i64>> {
         let of = |message: &Message| -> Result<_> {
             let role = message.role.as_deref().map(|role| c_text(role, "role")).transpose()?;

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.errors import InvalidRequest
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.stream import StreamDecoder
@@ -112,8 +113,6 @@ def folder_of(tmp_path: Path) -> Callable[[str], Path]:
 def test_conversations_as_in_transformers(library: Path, folder_of: Callable[[str], Path], template: str) -> None:
     ours, compared = CTokenizer(library, folder_of(template)), 0
     for name, chat in CONVERSATIONS.items():
-        if chat.get("continue_final"):  # only Python continues a message
-            continue
         expected = REFERENCE[template][name]
         if "error" in expected:
             with pytest.raises(ValueError, match=re.escape(expected["error"]) or "."):
@@ -135,6 +134,8 @@ def test_special_tokens_in_messages_are_text(library: Path, folder_of: Callable[
             for role in ("user", "assistant", "user")
         ]
         assert ours.chat(messages) == codec.chat(messages), messages
+        continued = codec.chat(messages, continue_final=True)
+        assert ours.chat({"messages": messages, "continue_final": True}) == continued, messages
         compared += any(word in one["content"] for one in messages for word in codec.control.words)
     assert compared > 50
 
@@ -164,6 +165,33 @@ def test_what_templates_write(library: Path, tmp_path: Path, template: str, expe
 
 
 @pytest.mark.parametrize(
+    "write", ["{{ text }}", "{{ text | trim }}", "{{ text | tojson }}", "{{ text }}{{ text[:9] }}", ""]
+)
+@pytest.mark.parametrize(
+    "content", ["", "My lord, ", " \n", "<|im_", {"text": "I. "}, "EDGESPEC_THE_ANSWER_GOES_ON_HERE ", 1]
+)
+def test_a_message_is_continued(library: Path, tmp_path: Path, write: str, content: Any) -> None:
+    hf.make_tokenizer(400, True).save(str(tmp_path / "tokenizer.json"))
+    start = "{% if add_generation_prompt %}assistant{% endif %}"
+    blocks = "{% set text = m.content if m.content is string else m.content[0].text %}"
+    template = f"{{% for m in messages %}}{blocks}{{{{ m.role }}}}: {write}.{{% endfor %}}{start}"
+    (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
+    last = [{"type": "text", **content}, {"type": "image"}] if isinstance(content, dict) else content
+    messages = [{"role": "user", "content": "Who is there?"}, {"role": "assistant", "content": last}]
+    codec, ours = TextCodec(tmp_path), CTokenizer(library, tmp_path)
+    try:
+        expected = codec.chat(messages, continue_final=True)
+    except InvalidRequest as error:
+        assert content == 1 or not write
+        with pytest.raises(ValueError, match=re.escape(str(error).splitlines()[0])):
+            ours.chat({"messages": messages, "continue_final": True})
+        return
+    assert write
+    assert ours.chat({"messages": messages, "continue_final": True}) == expected
+    assert ours.chat({"messages": messages, "continue_final": True, "generation_prompt": False}) == expected
+
+
+@pytest.mark.parametrize(
     "conversation, why",
     [
         ([], "at least one message"),
@@ -172,6 +200,7 @@ def test_what_templates_write(library: Path, tmp_path: Path, template: str, expe
         ({"messages": [{}], "tools": 1}, "tools as a list"),
         ({"messages": [{}], "options": {"messages": 1}}, "no option of a template"),
         ({"messages": [{}], "other": 1}, "other: expected"),
+        ({"messages": [{}], "continue_final": 1}, "expected continue_final"),
         ([{"role": "user", "content": "loop"}], "refuses these messages"),
     ],
 )

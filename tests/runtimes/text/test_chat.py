@@ -204,7 +204,7 @@ def test_templates_see_plain_data_only() -> None:
         (ASKED, {"tools": ["x"]}, "expected tools as JSON schemas"),
         (ASKED, {"options": {"messages": []}}, "'messages' is no option"),
         (ASKED, {"options": {"add_generation_prompt": False}}, "'add_generation_prompt' is no option"),
-        ([{"role": "assistant"}], {"continue_final": True}, "no text that an answer could go on with"),
+        ([{"role": "assistant"}], {"continue_final": True}, "no text that an answer could continue"),
         ([{"role": "assistant", "content": [{"type": "image"}]}], {"continue_final": True}, "no text that an answer"),
     ],
 )

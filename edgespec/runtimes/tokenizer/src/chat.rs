@@ -17,6 +17,7 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 const FUEL: u64 = 20_000_000; // instructions of a template, which comes with a model and may loop
 const MOST_BYTES: u64 = 32 << 20; // of a file
+const TAG: &str = "EDGESPEC_THE_ANSWER_GOES_ON_HERE "; // after the text of a message that is continued
 
 /// A conversation: its messages, the tools that may be called, and further variables of the template.
 pub struct Conversation {
@@ -24,10 +25,11 @@ pub struct Conversation {
     pub tools: Option<Vec<Json>>,
     options: Map<String, Json>,
     generation_prompt: bool,
+    continue_final: bool, // the text ends within the last message
 }
 
 impl Conversation {
-    /// Read a list of messages, or an object with messages, tools, options and generation_prompt.
+    /// Read a list of messages, or an object with messages, tools, options, generation_prompt and continue_final.
     pub fn read(json: &[u8]) -> Result<Self> {
         let given: Json = serde_json::from_slice(json).map_err(|error| format!("a conversation: {error}"))?;
         let mut fields = match given {
@@ -48,15 +50,22 @@ impl Conversation {
         if let Some(taken) = RESERVED.iter().find(|name| options.contains_key(**name)) {
             Err(format!("{taken} is no option of a template"))?;
         }
-        let generation_prompt = match fields.remove("generation_prompt") {
-            None => true,
-            Some(Json::Bool(wanted)) => wanted,
-            _ => Err("expected generation_prompt as true or false")?,
-        };
+        let generation_prompt = flag(&mut fields, "generation_prompt", true)?;
+        let continue_final = flag(&mut fields, "continue_final", false)?;
         match fields.keys().next() {
-            Some(name) => Err(format!("{name}: expected messages, tools, options and generation_prompt")),
-            None => Ok(Self { messages, tools, options, generation_prompt }),
+            Some(name) => {
+                Err(format!("{name}: expected messages, tools, options, generation_prompt and continue_final"))
+            }
+            None => Ok(Self { messages, tools, options, generation_prompt, continue_final }),
         }
+    }
+}
+
+fn flag(fields: &mut Map<String, Json>, name: &str, default: bool) -> Result<bool> {
+    match fields.remove(name) {
+        None => Ok(default),
+        Some(Json::Bool(wanted)) => Ok(wanted),
+        _ => Err(format!("expected {name} as true or false")),
     }
 }
 
@@ -101,18 +110,47 @@ impl Templates {
         let template = named.or_else(|| self.texts.get("default")).ok_or("this model has no chat template")?;
         let mut values = self.names.clone();
         values.extend(of.options);
-        let messages: Vec<Json> = of.messages.into_iter().map(|message| Json::Object(prepared(message))).collect();
+        let mut messages: Vec<_> = of.messages.into_iter().map(prepared).collect();
+        if of.continue_final {
+            let text = messages.last_mut().and_then(text_of);
+            text.ok_or("the last message has no text that an answer could continue")?.push_str(TAG);
+        }
+        let messages: Vec<_> = messages.into_iter().map(Json::Object).collect();
         values.insert("messages".into(), messages.into());
         values.insert("tools".into(), of.tools.map_or(Json::Null, Json::Array));
         values.insert("documents".into(), Json::Null);
-        values.insert("add_generation_prompt".into(), of.generation_prompt.into());
+        values.insert("add_generation_prompt".into(), (of.generation_prompt && !of.continue_final).into());
         let environment = environment();
         let compiled = environment.template_from_str(&with_scopes(template)).map(|one| one.render(&values));
-        compiled.and_then(|text| text).map_err(|error| {
+        let text = compiled.and_then(|text| text).map_err(|error| {
             let what = error.detail().map_or_else(|| error.to_string(), String::from);
             format!("the model's chat template refuses these messages: {what}")
-        })
+        })?;
+        if of.continue_final {
+            cut(&text)
+        } else {
+            Ok(text)
+        }
     }
+}
+
+/// The text of a message that can be continued, or of the last of its blocks that has any.
+fn text_of(message: &mut Map<String, Json>) -> Option<&mut String> {
+    match message.get_mut("content")? {
+        Json::String(text) => Some(text),
+        Json::Array(blocks) => blocks.iter_mut().rev().find_map(|block| match block.get_mut("text") {
+            Some(Json::String(text)) => Some(text),
+            _ => None,
+        }),
+        _ => None,
+    }
+}
+
+/// Cut a text before the tag; a template that trims the message has also trimmed the tag's space.
+fn cut(text: &str) -> Result<String> {
+    let at = text.rfind(TAG.trim_end());
+    let at = at.ok_or("the model's chat template does not write the last message, so it cannot be continued")?;
+    Ok(if text[at..].starts_with(TAG) { &text[..at] } else { text[..at].trim_end() }.into())
 }
 
 fn files(folder: &Path) -> Result<BTreeMap<String, String>> {
