@@ -129,8 +129,8 @@ def four_bits(source: Path, config: Path | None, folder: Path) -> None:
             table.data_location = TensorProto.EXTERNAL
             for key, value in (("location", stored.name), ("offset", stored.stat().st_size), ("length", values.nbytes)):
                 table.external_data.add(key=key, value=str(value))
-            with stored.open("ab") as file:
-                file.write(values.tobytes())
+            with stored.open("ab") as data:
+                data.write(values.tobytes())
             model.graph.initializer.append(table)
             node.CopyFrom(helper.make_node("Gather", [table.name, node.input[1]], node.output, name=node.name))
     for entry in entries:
@@ -153,9 +153,9 @@ def looked_up(node: NodeProto, graph: GraphProto, folder: Path) -> np.ndarray:
 def renderers(browser: int) -> list[int]:
     """Find the renderers among the processes that a browser has started."""
     parents, found = dict[int, int](), list[int]()
-    for process in Path("/proc").glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
     for process in parents:
