@@ -18,7 +18,7 @@ from edgespec.errors import TrainingError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.drafters.heads import read_heads
 from edgespec.export.drafters.read import read_drafter
-from edgespec.export.training.options import DRAFTERS, LAYOUTS, TrainOptions, check_options
+from edgespec.export.training.options import DRAFTERS, LAYOUTS, SELF_DRAFT, TrainOptions, check_options
 from tests.export.training.conftest import Train, short
 from tests.support import hf
 from tests.support.elsewhere import python_with, run_elsewhere
@@ -140,7 +140,9 @@ def finished(target: Any, folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "method, layout", [(method, layout) for method in DRAFTERS for layout in (*LAYOUTS[method], None)], ids=str
+    "method, layout",
+    [(method, layout) for method in DRAFTERS if method != SELF_DRAFT for layout in (*LAYOUTS[method], None)],
+    ids=str,
 )
 def test_files_are_in_the_layout_of_other_programs(
     target: Any, model: Path, tmp_path: Path, method: str, layout: str
