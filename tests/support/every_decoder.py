@@ -27,8 +27,9 @@ from typing import Any
 from edgespec.export.architectures import ARCHITECTURES
 from tests.support import hf
 
-SAMPLE = ("gpt_neo", "mixtral", "deepseek_v3", "mamba", "bamba", "flint")
-"""Types of several kinds, for the nightly tests: dense, experts, latent attention, states, told positions, sinks."""
+SAMPLE = ("gpt_neo", "mixtral", "deepseek_v3", "mamba", "bamba", "flint", "helium")
+"""Types of several kinds, for the nightly tests: dense, experts, latent attention, states, positions that are given,
+sinks, a tiny epsilon."""
 SINGLE = {"mamba", "bamba"}
 """Those of them whose graphs run row by row."""
 NOT_DECODERS = {

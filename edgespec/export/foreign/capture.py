@@ -25,6 +25,7 @@ _FIRST, _SECOND = (7, 3), (10, 5)  # (tokens before a pass, tokens in it): what 
 _CACHES = ("cache", "past_key_values", "cache_params", "state")  # what models call it
 _FED = ("input_ids", "position_ids")
 _GIVEN = ("cache", "past_key_values")  # of those that a caller may make
+_LEAST = 1e-8
 _EXPERTS = "batched_mm"  # each row multiplies by its own experts: nothing depends on other rows
 
 
@@ -54,6 +55,7 @@ def capture(model: Any, folder: Path) -> None:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     model.eval()
+    keep_epsilons(model)
     with row_by_row_experts(model):
         placed = not counts_positions(model)
         first, second = (sample(model, *sizes, placed=placed) for sizes in (_FIRST, _SECOND))
@@ -161,6 +163,17 @@ def row_by_row_experts(model: Any) -> Iterator[None]:
 
     with use_experts_implementation(model, _EXPERTS):
         yield
+
+
+def keep_epsilons(model: Any) -> None:
+    """Raise epsilons of norms that onnxscript takes for zero: it drops addends of at most 1e-8.
+
+    Without one, a row of zeros, such as a padding token's embedding, becomes NaN.
+    """
+    for module in model.modules():
+        for name in ("variance_epsilon", "eps"):
+            if isinstance(epsilon := getattr(module, name, None), float) and 0 < epsilon <= _LEAST:
+                setattr(module, name, _LEAST * (1 + 1e-5))
 
 
 def _free(axes: tuple[int, ...]) -> dict[int, Any]:
