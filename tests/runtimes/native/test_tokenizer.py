@@ -177,7 +177,10 @@ def test_a_message_is_continued(library: Path, tmp_path: Path, write: str, conte
     template = f"{{% for m in messages %}}{blocks}{{{{ m.role }}}}: {write}.{{% endfor %}}{start}"
     (tmp_path / "chat_template.jinja").write_text(template, "utf-8")
     last = [{"type": "text", **content}, {"type": "image"}] if isinstance(content, dict) else content
-    messages = [{"role": "user", "content": "Who is there?"}, {"role": "assistant", "content": last}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Who is there?"},
+        {"role": "assistant", "content": last},
+    ]
     codec, ours = TextCodec(tmp_path), CTokenizer(library, tmp_path)
     try:
         expected = codec.chat(messages, continue_final=True)
