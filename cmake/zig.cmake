@@ -9,9 +9,10 @@ string(REPLACE "-" ";" words "${EDGESPEC_ZIG_TARGET}")
 list(GET words 0 CMAKE_SYSTEM_PROCESSOR)
 list(GET words 1 system)
 set(CMAKE_SYSTEM_NAME Linux)
-if(system STREQUAL "macos")
+if(system MATCHES "^macos")
   set(CMAKE_SYSTEM_NAME Darwin)
   set(CMAKE_BUILD_WITH_INSTALL_RPATH ON) # nothing here relinks Mach-O
+  set(CMAKE_INSTALL_NAME_TOOL ${CMAKE_COMMAND} CACHE FILEPATH "" FORCE) # not needed without relinking
 endif()
 set(CMAKE_CXX_COMPILER ${EDGESPEC_ZIG_PYTHON} -m ziglang c++ -target ${EDGESPEC_ZIG_TARGET})
 set(CMAKE_AR ${CMAKE_COMMAND} CACHE FILEPATH "" FORCE) # a module needs none
