@@ -2,24 +2,13 @@
 //
 //   auto_replay FILE        exit 0: every decision is the same
 #include <cmath>
-#include <cstdio>
 
 #include "auto.h"
-#include "json.h"
-#include "mapping.h"
+#include "replays.h"
 
 using namespace edgespec;
 
 namespace {
-
-int64_t whole(const Json& of, const char* name) { return of[name].number(name, 0); }
-double real(const Json& of, const char* name) { return of[name].real(name, 0); }
-
-Rates rates(const Json& of) {
-  Rates found;
-  for (const Json& one : of.items()) found.push_back(one.real("rate", 0));
-  return found;
-}
 
 struct Scripted : Drafter {
   std::string named;
@@ -152,14 +141,5 @@ class Replay {
 }  // namespace
 
 int main(int, char** words) {
-  const Mapping file(words[1]);
-  const Json all = Json::parse(reinterpret_cast<const char*>(file.data()), file.size());
-  int wrong = 0, number = 0;
-  for (const Json& one : all.items()) {
-    const int round = Replay(one).run();
-    if (round >= 0) std::printf("case %d differs in round %d\n", number, round), ++wrong;
-    ++number;
-  }
-  std::printf("%d of %d differ\n", wrong, number);
-  return wrong > 0;
+  return replay_all(words[1], [](const Json& one) { return Replay(one).run(); });
 }

@@ -2,24 +2,12 @@
 //
 //   control_replay FILE        exit 0: every decision is the same
 #include <cmath>
-#include <cstdio>
 
-#include "control.h"
-#include "json.h"
-#include "mapping.h"
+#include "replays.h"
 
 using namespace edgespec;
 
 namespace {
-
-int64_t whole(const Json& of, const char* name) { return of[name].number(name, 0); }
-double real(const Json& of, const char* name) { return of[name].real(name, 0); }
-
-Rates rates(const Json& of) {
-  Rates found;
-  for (const Json& one : of.items()) found.push_back(one.real("rate", 0));
-  return found;
-}
 
 // The first round that differs, or -1.
 int replay(const Json& one) {
@@ -64,15 +52,4 @@ int replay(const Json& one) {
 
 }  // namespace
 
-int main(int, char** words) {
-  const Mapping file(words[1]);
-  const Json all = Json::parse(reinterpret_cast<const char*>(file.data()), file.size());
-  int wrong = 0, number = 0;
-  for (const Json& one : all.items()) {
-    const int round = replay(one);
-    if (round >= 0) std::printf("case %d differs in round %d\n", number, round), ++wrong;
-    ++number;
-  }
-  std::printf("%d of %d differ\n", wrong, number);
-  return wrong > 0;
-}
+int main(int, char** words) { return replay_all(words[1], replay); }

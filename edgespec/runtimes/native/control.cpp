@@ -26,6 +26,13 @@ constexpr double kLooks = 16;                  // plain steps that what is assum
 constexpr double kLeast = 0.01, kMost = 0.99;  // bounds of a prior rate
 constexpr double kLike = 8, kDecay = 0.99;     // of confidence: guesses that its prior counts as
 
+// Rows of a pass by the guesses that are verified, of which a chain has `count`.
+std::vector<int64_t> rows_of(int64_t count, int64_t budget) {
+  std::vector<int64_t> rows;
+  for (int64_t depth = 0; depth <= budget; ++depth) rows.push_back(1 + std::min(depth, count));
+  return rows;
+}
+
 Rates hopeful(const Rates& rates, double weight, const Evidence& evidence) {
   Rates found;
   for (size_t at = 0; at < rates.size(); ++at) {
@@ -190,9 +197,7 @@ int64_t Control::cut(const std::vector<int64_t>& guesses, int bucket, const std:
   const int64_t count = int64_t(guesses.size());
   int64_t kept = 0;
   if (count) {
-    std::vector<int64_t> rows;
-    for (int64_t depth = 0; depth <= budget; ++depth) rows.push_back(1 + std::min(depth, count));
-    decision_ = decide(bucket, rows);
+    decision_ = decide(bucket, rows_of(count, budget));
     kept = std::min(decision_.length, count);
     if (!kept) set_aside({int64_t(text.size()), guesses, bucket});
   }
@@ -205,9 +210,7 @@ void Control::look(const std::vector<int64_t>& guesses, int number, const std::v
   const int64_t count = int64_t(guesses.size());
   int64_t length = 0;
   if (count) {
-    std::vector<int64_t> rows;
-    for (int64_t depth = 0; depth <= budget; ++depth) rows.push_back(1 + std::min(depth, count));
-    const std::vector<double>& costs = prices(rows);
+    const std::vector<double>& costs = prices(rows_of(count, budget));
     length = best(bucket(number), costs).first;
     set_aside({int64_t(text.size()), guesses, number, length, costs[size_t(length)]});
   }

@@ -37,7 +37,7 @@ struct Kernels {
   void (*norm)(const float* x, int k, const float* weight, float eps, float* y);
   void (*center)(const float* x, int k, float* y);  // x less its mean: what makes the norm of y a layer norm
   void (*quantize)(const float* x, int k, Kind kind, Act* out, size_t stride);
-  // The same of one block of each row, [rows][32], or of one pair of each, [rows][64] to [2][rows].
+  // The same of one block of each row, [rows][32].
   void (*quantize_blocks)(const float* x, int rows, Act* out);
   void (*glu[kFns])(const float* gate, const float* up, int n, float* y);  // fn(gate) * up
   // p x^2 + b x above zero, n (e^x - 1 - x) + b x below, of numbers p, n, b; in place.
