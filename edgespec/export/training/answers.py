@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 
 from edgespec.errors import TrainingError
-from edgespec.export.training.windows import FORMS
 from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.text.codec import TextCodec
 
@@ -26,6 +25,7 @@ AT_ONCE = 16  # requests
 TRIES = 5  # of a request, where the server is busy or away
 PAUSE = 1.0  # seconds before the second try; doubled for each further one
 SECONDS = 600.0  # that an answer may take
+FORM = ".jsonl files with `prompt`, `messages` or `turns` in each line"
 KEY = "OPENAI_API_KEY"
 
 
@@ -63,10 +63,9 @@ def read_prompts(files: Sequence[Path], codec: TextCodec) -> list[list[int]]:
             for line in filter(str.strip, file.read_text("utf-8-sig").splitlines()):
                 found.append(_prompt(parse_json(line), codec))
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            hint = "give .jsonl files with `prompt`, `messages` or `turns` in each line"
-            raise TrainingError(f"{file}: cannot read prompts: {error}", hint) from error
+            raise TrainingError(f"{file}: cannot read prompts: {error}", f"give {FORM}") from error
     if not found:
-        raise TrainingError("--answers-from: there are no prompts", f"give them by --data: {FORMS}")
+        raise TrainingError("--answers-from: there are no prompts", f"give them by --data: {FORM}")
     return found
 
 
