@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.engine.engine import Engine
-    from edgespec.runtimes.files.formats import Format
+    from edgespec.runtimes.files.formats import ExportFormat
 
 BUILTIN = "builtin:"
 EMBEDDED = Path(__file__).parent / "builtin"
@@ -100,7 +100,7 @@ def remove(name: str) -> dict[str, Any]:
     return what
 
 
-def located(source: str | os.PathLike[str], form: Format | None = None) -> Path | None:
+def located(source: str | os.PathLike[str], form: ExportFormat | None = None) -> Path | None:
     """Find a bundle by its folder, its name or its model; None = there is none.
 
     Args:
@@ -175,7 +175,7 @@ def require_known(source: str | os.PathLike[str]) -> None:
 def ready(
     source: str | os.PathLike[str],
     progress: Progress | None = None,
-    form: Format | None = None,
+    form: ExportFormat | None = None,
     budget: str | int | None = None,
 ) -> Path:
     """Find a bundle, or create it: pull the model, choose a format that keeps its quality, export into the cache.
@@ -199,7 +199,7 @@ def ready(
     if found is not None and made_of_it and form is None and most is not None and not _fits(found, most):
         found = None  # chosen for more memory
     if found is not None:
-        if form is not None and read_manifest(found).target.format != form:
+        if form is not None and found == Path(source).expanduser() and read_manifest(found).target.format != form:
             raise InvalidRequest(
                 f"{source}: is a bundle in {read_manifest(found).target.format}, and --format {form} was given",
                 "a format is for a model, which is exported to a new bundle",
@@ -258,7 +258,7 @@ def load(
     return loading.load(bundle, options, **changes)
 
 
-def _make(model: str, progress: Progress, form: Format | None, budget: int | None) -> Path:
+def _make(model: str, progress: Progress, form: ExportFormat | None, budget: int | None) -> Path:
     from edgespec.export.options import ExportOptions
     from edgespec.export.pipeline import export_model
     from edgespec.export.source.source import resolve
@@ -341,7 +341,7 @@ def embedded(model: str) -> str:
     return made.hexdigest()
 
 
-def _free(model: str, form: Format | None = None) -> Path:
+def _free(model: str, form: ExportFormat | None = None) -> Path:
     """Choose a folder for the bundle of a model, with the format that was asked for: its own, or one that is free."""
     name = re.sub(r"[^\w.-]", "-", model.rstrip("/").rsplit("/", 1)[-1].removeprefix(BUILTIN).removesuffix(".gguf"))
     name += f"-{form}" if form else ""

@@ -20,7 +20,7 @@ from edgespec.cli.common import (
     refuse_beside,
 )
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.formats import FILE, FORMATS
+from edgespec.runtimes.files.formats import EXPORT_FORMATS
 
 if TYPE_CHECKING:
     from edgespec.engine.transcript import TextFormat, Transcript
@@ -40,9 +40,9 @@ audio_options = group(
     option("--timestamps/--no-timestamps", "Whether segments have times.", default=True),
     option(
         "--format",
-        f"Format of the transcript: {', '.join(FORMS)}; or of the weights of a MODEL: {', '.join((*FORMATS, FILE))}.  "
+        f"Format of the transcript: {', '.join(FORMS)}; or of the weights of a MODEL: {', '.join(EXPORT_FORMATS)}.  "
         "[default: txt, and weights that keep the quality]",
-        [*FORMS, *FORMATS, FILE],
+        [*FORMS, *EXPORT_FORMATS],
         dest="form",
     ),
 )

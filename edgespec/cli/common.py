@@ -15,7 +15,7 @@ import click
 
 from edgespec.cli.method_settings import HELP, NAMES, apply, read_settings
 from edgespec.declared import METHOD_NAMES
-from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS, FILE, FORMATS
+from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS, EXPORT_FORMATS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -441,7 +441,7 @@ def make_ready(source: str, options: Mapping[str, Any], takes_format: bool = Tru
     if takes_format and budget:
         command += f" --budget {shlex.quote(budget)}"
     with accepting(command), progress() as report:
-        return ready(source, report, form if form in (*FORMATS, FILE) else None, budget)
+        return ready(source, report, form if form in EXPORT_FORMATS else None, budget)
 
 
 def attention_lines(part: AttentionPart | None) -> list[str]:

@@ -30,7 +30,7 @@ from edgespec.cli.common import (
 from edgespec.cli.recipes import recipe_option, with_recipe
 from edgespec.drafters.registry import drafters_apart, needing
 from edgespec.planning.budget import parse_bytes, show_bytes
-from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, FILE, FORMATS, FOUR_BITS, MIXED, listed
+from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, EXPORT_FORMATS, FILE, FORMATS, FOUR_BITS, listed
 
 if TYPE_CHECKING:
     from edgespec.export.options import ExportOptions
@@ -54,7 +54,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     "--format",
     "Format of the weights.  [default: the fastest that loses at most 1 % of perplexity; int4 with --quantizer, "
     "--head-format, --target-size or --target-kl; of a quantized model its own weights (file)]",
-    (*FORMATS, MIXED, FILE),
+    EXPORT_FORMATS,
     dest="form",
 )
 @option("--context", "Maximum context length in tokens.  [default: the model's limit]", int)

@@ -120,6 +120,8 @@ def command(
     With several, the field `model` of a request picks one.  It is loaded when it is first asked for, and freed when
     another one needs its memory, or after --unload-after.
 
+    It listens on this machine only, unless --host says otherwise. If others can reach it, set a key.
+
     \b
     edgespec serve demo                     # http://127.0.0.1:8000/ is a page to talk to it
     edgespec serve demo --port 9000 --max-batch-size 8 --api-key secret
@@ -128,8 +130,6 @@ def command(
     edgespec serve qwen --adapter poet=./lora   # clients ask for the model qwen or qwen:poet
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
          -d '{"model": "demo", "prompt": "ROMEO:", "max_tokens": 40, "temperature": 0}'
-
-    It listens on this machine only, unless --host says otherwise. If others can reach it, set a key.
     """
     from edgespec.server.app import Access, make_app
     from edgespec.server.audio import MOST_BODY

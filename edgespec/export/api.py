@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from edgespec.declared import copy_with
 from edgespec.errors import InvalidRequest
@@ -13,7 +13,7 @@ from edgespec.export.bundle.progress import Progress, shown
 from edgespec.export.options import ExportChanges, ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.planning.budget import parse_bytes
-from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.formats import EXPORT_FORMATS
 from edgespec.signatures import takes
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def export(
     for name in ("target_size", "budget"):
         if isinstance(given.get(name), str):
             given[name] = parse_bytes(given[name])
-    if (form := given.get("format", "int4")) not in get_args(Format):
-        raise InvalidRequest(f"format {form!r}: expected one of {', '.join(get_args(Format))}")
+    if (form := given.get("format", "int4")) not in EXPORT_FORMATS:
+        raise InvalidRequest(f"format {form!r}: expected one of {', '.join(EXPORT_FORMATS)}")
     folder = Path(output)
     base = options or ExportOptions(os.fspath(model), folder)
     named = replace(base, model=os.fspath(model), output=folder)

@@ -13,6 +13,7 @@ import pytest
 import edgespec
 from edgespec import library
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.files.formats import EXPORT_FORMATS, FILE, ExportFormat
 from tests.cli.conftest import Command
 from tests.conftest import THREADS
 from tests.support import hf
@@ -195,6 +196,18 @@ def test_a_format_that_is_asked_for_is_a_bundle_beside_the_chosen_one(
     del made["format"]  # from a version that chose only by speed
     facts.write_text(json.dumps(made), "utf-8")
     assert library.located(model) is None
+
+
+@pytest.mark.parametrize("form", [form for form in EXPORT_FORMATS if form != FILE])  # which is for quantized models
+def test_every_format_can_be_asked_for_and_is_found_again(
+    command: Command, cache: Path, model: Path, tmp_path: Path, form: ExportFormat
+) -> None:
+    made = command("run", model, "--prompt", "how", "--format", form, *ASKED)
+    assert made.code == 0, made.err
+    assert library.ready(model, form=form) == library.located(model, form)
+    again = command("run", f"tiny-{form}", "--prompt", "how", "--format", form, *ASKED)
+    assert again.out == made.out, again.err
+    edgespec.export(model, tmp_path / "bundle", format=form, quick=True)
 
 
 def test_a_format_that_ruins_a_model_is_taken_only_when_asked_for(

@@ -96,6 +96,7 @@ FORMER: Final = frozenset({"int4-64"})  # formats of older bundles that nothing 
 # of exports only: 4 bits in blocks as GGUF files have them, the important matrices in 6; stored as format ``file``
 MIXED: Final = "int4-k"
 ExportFormat = Format | Literal["int4-k"]
+EXPORT_FORMATS: tuple[ExportFormat, ...] = (*FORMATS, MIXED, FILE)  # that people may ask for
 
 
 @dataclass(frozen=True)
