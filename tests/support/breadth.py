@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 CELLS: Mapping[int, tuple[str, ...]] = {
-    5: ("cli/test_foreign.py",),
-    4: (
+    8: ("cli/test_foreign.py",),
+    6: (
         "cli/test_surroundings.py",
         "engine",
         "export/architectures",
@@ -32,7 +32,7 @@ CELLS: Mapping[int, tuple[str, ...]] = {
         "server/test_models.py",
         "test_bad_input.py",
     ),
-    3: (
+    4: (
         "cli/test_export.py::test_a_bundle_appears_only_with_its_golden_vectors",
         "cli/test_run.py::test_ctrl_c_during_an_export",
         "cli/test_terminal.py",
@@ -54,8 +54,12 @@ CELLS: Mapping[int, tuple[str, ...]] = {
         "test_benchmarks.py",
         "tools/test_retest.py::test_a_second_chance",
     ),
+    3: ("audio",),
     2: (
-        "audio",
+        "runtimes/files/test_repack.py",
+        "runtimes/text/test_chat_forms.py",
+        "server/test_fields.py",
+        "server/test_reading.py",
         "tools/test_threads.py",
     ),
     0: (
