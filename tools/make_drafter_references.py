@@ -123,6 +123,34 @@ def blocks(algorithm: str, anchor: bool) -> Callable[[Path, Path], tuple[Any, Fo
     return make
 
 
+def dflash2(folder: Path, target: Path) -> tuple[Any, Found]:
+    """DFlash 2 of speculators: a training pass with one anchor, then its selector's choices one after the other."""
+    model = _speculators("dflash2", draft_vocab_size=VOCAB, block_size=BLOCK, mask_token_id=MASK, selector_rank=RANK,
+                         aux_hidden_state_layer_ids=[1, 3], conv_group_size=8, selector_top_k=4)  # fmt: skip
+    shapes = filled(model, target, folder)
+    theirs = torch.from_numpy(load_file(target / "model.safetensors")["model.embed_tokens.weight"])
+    for name in ("embed_tokens", "lm_head"):  # which it leaves to the target
+        getattr(model, name).weight.data[:] = theirs
+    guesses = []
+    for tokens, taps in contexts(2 * HIDDEN):
+        n, pad = len(tokens), BLOCK + 1
+        states = torch.zeros(1, n + pad, 2 * HIDDEN)
+        states[0, : n - 1] = torch.from_numpy(taps)
+        mask = torch.zeros(1, n + pad)
+        mask[0, n - 1] = 1
+        with torch.no_grad():
+            hidden, logits, *_ = model._backbone_forward(
+                states, torch.tensor([tokens + [0] * pad]), mask, torch.zeros(1, n + pad, HIDDEN),
+                torch.zeros(1, n + pad, dtype=torch.long), max_anchors=1)  # fmt: skip
+            chain = list[int]()
+            for at in range(1, BLOCK):
+                before = torch.tensor((tokens[-1:] + chain)[-1:])
+                ids, scores = model.candidate_selector.select(logits[0, at][None], hidden[0, at][None], before)
+                chain.append(int(ids[0, best(scores[0])]))
+        guesses.append(chain)
+    return shapes, {"guesses": guesses}
+
+
 def walk(
     model: Any, hidden: Any, logits: Any, pending: int, token: Callable[[int], int]
 ) -> tuple[list[int], list[float]]:
@@ -332,6 +360,7 @@ def medusa(own: bool, folder: Path, target: Path) -> tuple[Any, Found]:
 CASES: dict[str, Callable[[Path, Path], tuple[Any, Found]]] = {
     "dflash_speculators": blocks("dflash", False),
     "dflash_speculators_anchor": blocks("dflash", True),
+    "dflash2_speculators": dflash2,
     "dspark_speculators": blocks("dspark", True),
     "dspark_speculators_no_anchor": blocks("dspark", False),
     "dspark_deepspec": deepspec,

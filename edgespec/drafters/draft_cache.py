@@ -1,7 +1,8 @@
 """KV cache of a drafter that reads the target's hidden states, and sampling of its draft tokens.
 
 Three kinds: a row for every token except the first (EAGLE-3; P-EAGLE; layers for multi-token prediction), a row for
-every token and a block of draft tokens in one pass (DFlash; DSpark, which corrects them), and no rows, because the
+every token and a block of draft tokens in one pass (DFlash; DFlash 2 and DSpark, which choose or correct each of them
+by the one before), and no rows, because the
 drafter reads the target's keys and values (assistants of Gemma 4).
 """
 
@@ -11,12 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.target import Ids, Output, Pass, Target, common_prefix
 from edgespec.drafters.sampling_drafts import Draw, Rows, draw_chain, draw_tree, spread
 from edgespec.formulas.cost import CostModel
-from edgespec.runtimes.files.bundle import read_confidence, read_masked
+from edgespec.runtimes.files.bundle import read_confidence, read_masked, read_selector
 from edgespec.runtimes.files.manifest import EMBEDDING, MARKOV, DecoderPart
 from edgespec.runtimes.slots.slot import Slot
 
@@ -355,6 +357,68 @@ class CorrectedBlockCache(BlockCache):
         self.greedy(self._masked(0, self.guesses), 0, self.guesses)
 
 
+class SelectedBlockCache(BlockCache):
+    """Chooses each draft token of a block among the likeliest of its row, by the token before it: DFlash 2."""
+
+    def __init__(self, target: Target, slot: Slot) -> None:
+        super().__init__(target, slot)
+        part, numbers = slot.model.part, read_selector(slot.model.folder, slot.model.part)
+        assert numbers is not None
+        assert self.decoder.selector is not None
+        hidden, vocab = part.facts.hidden, part.facts.vocab
+        self._project = numbers[:hidden].astype(np.float32)  # [hidden, rank]
+        self._before, self._after = numbers[hidden : hidden + vocab], numbers[hidden + vocab :]  # [vocab, rank] both
+        self._candidates, self._eps = self.decoder.selector.candidates, self.decoder.selector.eps
+
+    def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
+        if len(states):
+            self.append((), states)
+        length, pending = min(length, self.guesses), how.tokens[-1]
+        block = self._ran(self._masked(pending, length))
+        rows = iter(range(length))
+
+        def step(guess: int | None) -> Rows:
+            ids, scores = self._scored(block, next(rows), pending if guess is None else guess)
+            return spread(scores[None], ids, self.target.vocab_size)[0]
+
+        return draw_chain(step, how, length)
+
+    def greedy(self, inputs: Rows, pending: int, length: int) -> list[int]:
+        block, found = self._ran(inputs), [pending]
+        for at in range(length):
+            ids, scores = self._scored(block, at, found[-1])
+            found.append(int(ids[scores.argmax()]))
+        return found[1:]
+
+    def try_once(self) -> None:
+        self.greedy(self._masked(0, self.guesses), 0, self.guesses)
+
+    def _ran(self, inputs: Rows) -> _Selected:
+        output = self._guess_block(inputs, False, hidden=True)
+        assert output.hidden is not None
+        x = output.hidden[len(inputs) - len(output.logits) :]
+        x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(self._eps))
+        count = min(self._candidates, output.logits.shape[1])
+        best = np.argpartition(output.logits, -count, -1)[:, -count:]
+        columns = np.sort(best, -1)  # the first of equal ones wins, as in the other methods
+        logits, known = np.take_along_axis(output.logits, columns, -1), self.slot.head_tokens
+        return _Selected(columns if known is None else known[columns], logits, x @ self._project)
+
+    def _scored(self, block: _Selected, at: int, before: int) -> tuple[NDArray[np.int64], Rows]:
+        """Score the candidates of a row after a token -> their ids [candidates], and scores."""
+        ids = block.ids[at]
+        pair = self._before[before].astype(np.float32) * block.rows[at]
+        return ids, block.logits[at] + self._after[ids].astype(np.float32) @ pair
+
+
+class _Selected(NamedTuple):
+    """Candidates of a block, by row: ids and logits [guesses, candidates]; projected rows [guesses, rank]."""
+
+    ids: NDArray[np.int64]
+    logits: Rows
+    rows: Rows
+
+
 def _likeliest(output: Output) -> list[int]:
     assert output.best is not None
     guesses: list[int] = output.best[0].tolist()
@@ -463,6 +527,8 @@ def draft_cache_of(target: Target, slot: Slot, branch: tuple[int, ...] = (1,)) -
         return BorrowedCache(target, slot)
     if decoder.masked:
         return ParallelCache(target, slot)
+    if decoder.selector is not None:
+        return SelectedBlockCache(target, slot)
     if decoder.kind == "dspark":
         return CorrectedBlockCache(target, slot)
     return BlockCache(target, slot) if decoder.block else DraftCache(target, slot, branch)

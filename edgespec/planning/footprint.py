@@ -229,6 +229,11 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
             stays = f"their rows of {weights.layer_table / 1e9:.2f} GB that stay in the file"
             own = looked_up(weights.layer_table, weights.layer_row, held)
             layers.append(MemoryPart("layer embeddings", file=own, note=stays))
+        if part.decoder is not None and (chosen := part.decoder.selector) is not None:
+            row = 2 * chosen.rank
+            table = row * part.facts.vocab
+            own = looked_up(table, row, held) + looked_up(table, row, held * chosen.candidates)
+            layers.append(MemoryPart("selector", 2 * row * part.facts.hidden, own, note="rows of tokens, mapped"))
     else:
         session, code = STOCK_SESSION + int(STOCK_GRAPH * file), 0 if draft else STOCK_CODE
         stock, scratch = stock_weights(part, weights), stock_scratch(part, use, rows)

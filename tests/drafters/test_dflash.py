@@ -26,6 +26,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "as transformers does, cut": {"theirs": True, "tokens": CUT},
     "over a recurrent target": {"name": "qwen3_5_delta", "layers": (1, 3)},
     "that is accepted": {"agrees": True},
+    "DFlash 2": {"layers": (0, 1, 2), "second": True},
+    "DFlash 2, cut": {"second": True, "tokens": CUT},
+    "DFlash 2 that is accepted": {"agrees": True, "second": True},
 }
 
 
@@ -65,16 +68,27 @@ def test_guesses_are_the_arithmetics(native: None, opened: Callable[[str], Made]
 
 
 class TestAgain(AnyDrafter):
-    mistakes = ({"causal": True}, {"normed": True}, {"short": True}, {"early": True}, {"tapped": (0, 1, 2)},
-                {"tapped": (3, 2, 1)})  # fmt: skip
+    mistakes: tuple[dict[str, Any], ...] = (
+        {"causal": True}, {"normed": True}, {"short": True}, {"early": True}, {"tapped": (0, 1, 2)},
+        {"tapped": (3, 2, 1)},
+    )  # fmt: skip
 
     @pytest.fixture
     def drawn(self, native: None, opened: Callable[[str], Made]) -> Made:
         return opened("as its authors write it")
 
-    @pytest.fixture(params=["over a recurrent target", "that is accepted"])
+    @pytest.fixture(params=["over a recurrent target", "that is accepted", "DFlash 2 that is accepted"])
     def made(self, request: pytest.FixtureRequest, native: None, opened: Callable[[str], Made]) -> Made:
         return opened(request.param)
+
+
+@pytest.mark.parametrize("mistake", ["forward", "swapped", "anchored"])
+def test_what_is_new_in_dflash_2_would_be_missed(native: None, opened: Callable[[str], Made], mistake: str) -> None:
+    made = opened("DFlash 2")
+    recorder = made.recorder()
+    made.write(recorder, prompt(20), 14)
+    with pytest.raises(AssertionError):
+        made.check(recorder, **{mistake: True})
 
 
 def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[[str], Made]) -> None:
@@ -92,7 +106,11 @@ def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[[st
         ({"dflash_config": {"target_layer_ids": [9], "mask_token_id": 2, "block_size": 6}}, "target_layer_ids"),
         ({"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": 999, "block_size": 6}}, "token below"),
         ({"dflash_config": {"target_layer_ids": [0], "mask_token_id": 2, "block_size": 6}}, "fc.weight"),
-        ({"conv_kernel_size": 2}, "convolutions"),
+        ({"conv_kernel_size": 2}, "kernel_projection"),
+        ({"conv_kernel_size": 17}, "convolutions of 17 taps"),
+        ({"conv_kernel_size": 2, "conv_group_size": 7}, "groups that divide"),
+        ({"selector_rank": 8}, "candidate_selector"),
+        ({"selector_rank": 8, "sample_from_anchor": True}, "first row guesses"),
         ({"hidden_size": 32}, "hidden size"),
     ],
     ids=str,

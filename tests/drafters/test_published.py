@@ -166,7 +166,8 @@ def test_guesses_are_the_authors(native: None, opened: Callable[[str], Made], na
     expected = made.published.found["guesses"].tolist()
     assert made.guesses() == expected
     assert len({guess for row in expected for guess in row}) > 10
-    unread = set(made.published.shapes) - known_keys(made.drafter.arch)
+    unread = {key for key in made.published.shapes if not key.startswith("candidate_selector.")}  # in their own file
+    unread -= known_keys(made.drafter.arch)
     assert unread <= {"d2t", "t2d", "mask_hidden", "confidence_head.proj.weight", "confidence_head.proj.bias"} | (
         set() if name.startswith("peagle") else {"embed_tokens.weight"}
     ) or name.startswith("mtp")  # under other names
@@ -282,8 +283,7 @@ def test_a_head_that_is_cut_guesses_the_best_of_what_is_left(
     "changed, message",
     [
         ({"dflash_config": {"projector_type": "domino"}}, "a recurrent head corrects its guesses"),
-        ({"speculators_model_type": "dflash2"}, "convolutions and a selector"),
-        ({"conv_kernel_size": 2}, "convolutions of DFlash 2"),
+        ({"speculators_model_type": "xpress"}, "'xpress': passes that refine all guesses"),
         ({"architectures": ["HydraModel"], "speculators_model_type": None}, "read each other's guesses"),
         ({"transformer_layer_config": {"layer_types": ["sliding_attention"] * 2}}, "layers with a window"),
     ],

@@ -15,7 +15,9 @@ from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.bundle.model_part import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
+from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.options import RunOptions
 from tests.support import hf
 from tests.support.dflash import BLOCK, MASK, write_dflash
 from tests.support.mtp import write_mtp
@@ -28,26 +30,35 @@ PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
 
 def options(folder: Path, form: Format, method: str = "dflash") -> ExportOptions:
     model = write_mtp(folder / "model", "qwen3_tied", agrees=True)
-    drafter = write_dflash(folder / "drafter", open_model(model, None), agrees=True, spark=method == "dspark")
+    drafter = write_dflash(
+        folder / "drafter",
+        open_model(model, None),
+        agrees=True,
+        spark=method == "dspark",
+        second=method == "dflash2",
+    )
+    wanted = method.removesuffix("2")
     return ExportOptions(
-        str(model), folder / "bundle", [method], form, operators="native", threads=1, drafter=str(drafter)
+        str(model), folder / "bundle", [wanted], form, operators="native", threads=1, drafter=str(drafter)
     )
 
 
 @pytest.mark.parametrize(
     "form, method",
     [("int4", "dflash"), ("int8", "dflash"), ("fp32", "dflash"), ("int4", "dspark"),
-     ("int8", "dspark")],
+     ("int8", "dspark"), ("int4", "dflash2"), ("int8", "dflash2"), ("fp32", "dflash2")],
 )  # fmt: skip
 def test_blocks_are_lossless(native: None, tmp_path: Path, form: Format, method: str) -> None:
     made = options(tmp_path, form, method)
-    manifest = export_model(made, golden=False)
+    manifest, method = export_model(made, golden=False), method.removesuffix("2")
     assert manifest.drafter is not None
     assert manifest.drafter.decoder is not None
     assert (manifest.drafter.decoder.kind, manifest.drafter.decoder.block) == (method, BLOCK)
     assert manifest.methods[method].gamma < BLOCK
     greedy = Settings(max_new_tokens=40, ignore_eos=True, fallback=False, adaptive=False, gamma=4)
     drawn = greedy.changed(temperature=0.5, seed=3, acceptance="coupled")
+    selector = memory_of(manifest, RunOptions(method, context=64)).part("draft selector")
+    assert (selector.file > 0) == (manifest.drafter.decoder.selector is not None)
     with load(made.output, threads=1, operators="native") as engine:
         assert_plain_text(engine, method, PROMPTS, greedy, drawn)
         rejected = engine.generate(PROMPTS[0], greedy.changed(temperature=1.0, seed=1), method=method)

@@ -107,6 +107,7 @@ def test_texts_of_mixed_batches_are_plain_decodings(engines: Callable[[str], Eng
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(7200)
 def test_ten_thousand_texts_of_mixed_batches_are_plain_decodings(engines: Callable[[str], Engine]) -> None:
     texts = TEXTS or 10_000
     _check(compared(engines("int8"), texts, 2), texts)

@@ -57,6 +57,19 @@ class AudioEncoderSpec(NamedTuple):
     convolutions: list[Architecture]
 
 
+class SelectorSpec(NamedTuple):
+    """Scores of draft tokens by the token before them (``SelectorPart`` of the manifest).
+
+    Attributes:
+        rank, candidates: sizes.
+        numbers: gives float16 [hidden + 2 * vocab, rank].
+    """
+
+    rank: int
+    candidates: int
+    numbers: Callable[[], NDArray[np.float16]]
+
+
 @dataclass
 class DrafterSpec:
     """Facts that only a drafter has; ``DecoderPart`` of the manifest says more.
@@ -70,6 +83,7 @@ class DrafterSpec:
         heads: groups of heads in its graph next to its LM head.
         scored: their matrices whose rows are tokens that can be guessed.
         confidence, masked: give these numbers.
+        selector: chooses each draft token of a block by the one before.
         kv_dims: sizes of heads of the target's layers whose keys and values it reads.
         reads: which of them each layer reads.
         target: the model it is for, where it is given embeddings that it does not norm.
@@ -84,6 +98,7 @@ class DrafterSpec:
     scored: tuple[str, ...] = ()
     confidence: Callable[[], NDArray[np.float32]] | None = None
     masked: Callable[[], NDArray[np.float32]] | None = None
+    selector: SelectorSpec | None = None
     kv_dims: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     target: Architecture | None = None

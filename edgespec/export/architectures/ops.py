@@ -127,9 +127,14 @@ class Ops:
         """Convolve causally, over the tokens before a row: x [1, T, 3 * hidden] = b, c, v -> c * conv(b * v)."""
         return self.add("convolution", "short convolutions", x=x, rule=rule)
 
-    def depthwise(self, x: Value, rule: DepthwiseRule) -> Value:
-        """Convolve each channel over a row and the rows before it, in an encoder: x [1, T, width], like the result."""
-        return self.add("depthwise", "depthwise convolutions", x=x, rule=rule)
+    def depthwise(self, x: Value, rule: DepthwiseRule, by: Value | None = None) -> Value:
+        """Convolve each channel over a row and the rows of its pass before it: x [1, T, width], like the result.
+
+        Args:
+            by: what a row adds to the taps of two convolutions, [1, T, 2 * length * groups]: of each, the taps of the
+                row itself first.
+        """
+        return self.add("depthwise", "depthwise convolutions", x=x, rule=rule, by=by)
 
     def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:
         """Run a gated delta rule (linear attention), or a state space, over the tokens before a row.

@@ -109,11 +109,13 @@ class ConvolutionRule:
 
 @dataclass(frozen=True)
 class DepthwiseRule:
-    """A convolution of each channel over a row of an encoder and the rows before it."""
+    """A convolution of each channel over a row and the rows of its pass before it."""
 
     taps: str  # a vector [length * width], the taps of the oldest row first
     length: int  # rows that it sees, the row itself among them
     bias: str | None = None  # [width]
+    groups: int = 0  # of neighboring channels that share a row's own summands of the taps; 0 = rows have none
+    second: bool = False  # of the two convolutions that a row has summands for
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Shapes(Pass[int]):
         RelativeRule: "table distance both_ways",
         MemoryRule: "layer scale",
         ConvolutionRule: "layer taps bias length",
-        DepthwiseRule: "taps length bias",
+        DepthwiseRule: "taps length bias groups second",
         DeltaRule: "layer taps bias rate norm skip taps_bias times eps",
         LayerEmbedding: "table layer layers width scale",
         ExpertsRule: "router gate up down normed scale always sigmoid bias router_bias gate_bias up_bias "
@@ -119,7 +119,7 @@ class Shapes(Pass[int]):
         self._vectors(self.facts.hidden, rule.bias)
         return self.facts.hidden
 
-    def depthwise(self, x: int, rule: DepthwiseRule) -> int:
+    def depthwise(self, x: int, rule: DepthwiseRule, by: int | None) -> int:
         self._vectors(rule.length * x, rule.taps)
         self._vectors(x, rule.bias)
         return x

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import ModelPlan, plan_model, write_model
-from edgespec.export.bundle.model_part import CONFIDENCE, MASKED, ModelSpec
+from edgespec.export.bundle.model_part import CONFIDENCE, MASKED, SELECTOR, ModelSpec
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.head_choice import head_vocab, write_tokens
 from edgespec.export.emit.stock import native_only
@@ -35,6 +35,8 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
     for name, numbers in ((CONFIDENCE, drafter.spec.confidence), (MASKED, drafter.spec.masked)):
         if numbers is not None:
             numbers().astype("<f4").tofile(folder / PREFIX / name)
+    if drafter.spec.selector is not None:
+        drafter.spec.selector.numbers().astype("<f2").tofile(folder / PREFIX / SELECTOR)
     quantizer = _quantizer(choice).quantizer
     chosen = DirectLevels(quantizer) if quantizer and choice.format in BLOCKS else None
     return write_model(folder / PREFIX, drafter.arch, _spec(drafter, choice, layout), chosen).part

@@ -33,6 +33,7 @@ from edgespec.runtimes.files.manifest import (
     Layout,
     ModelFacts,
     ModelPart,
+    SelectorPart,
     SoundPart,
     SourcePart,
 )
@@ -45,6 +46,7 @@ AUDIO = "audio_"  # what those of sound begin with in a model that also reads im
 INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
 FINAL_NORM, CONFIDENCE, MASKED = "final_norm.bin", "confidence.bin", "masked.bin"
+SELECTOR = "selector.bin"
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,11 @@ def model_part(
             facts = facts.model_copy(update={"parameters": facts.parameters - less})
         sure = f"{prefix}{CONFIDENCE}" if drafter.confidence else None
         masked = f"{prefix}{MASKED}" if drafter.masked else None
+        chosen, selector = drafter.selector, None
+        if chosen is not None:
+            selector = SelectorPart(
+                file=f"{prefix}{SELECTOR}", rank=chosen.rank, candidates=chosen.candidates, eps=arch.eps
+            )
         decoder = DecoderPart(
             kind=drafter.method,
             columns=arch.input_width,
@@ -233,6 +240,7 @@ def model_part(
             anchor=drafter.anchor,
             confidence=sure,
             masked=masked,
+            selector=selector,
             reads=list(drafter.reads),
         )
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")

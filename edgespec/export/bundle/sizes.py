@@ -66,6 +66,8 @@ def model_files(plan: ModelPlan, part: ModelPart) -> dict[str, int]:
         files[part.index] = len(index_text(plans))
     if part.head_vocab is not None:
         files[part.head_vocab.file] = 4 * part.head_vocab.size
+    if part.decoder is not None and (selector := part.decoder.selector) is not None:
+        files[selector.file] = 2 * (part.facts.hidden + 2 * part.facts.vocab) * selector.rank
     if part.final_norm is not None:
         files[part.final_norm.file] = 4 * part.facts.hidden * (1 + part.final_norm.biased)
     if part.attention is not None and part.attention.tables is not None:

@@ -8,22 +8,31 @@ entries and each other::
 
 The embedding is the target's.  So is the LM head, unless the checkpoint has one (speculators').  A window w of a layer
 hides entries more than w before a row.
+
+DFlash 2 (z-lab/dflash, and speculators 0.9) adds two things.  What attention and MLP read and give is convolved over
+the rows of the block, with taps that are learned plus summands that each row has for groups of channels::
+
+    h = norm_l(x);  d = D h;  y = conv(o attend(conv(h; base_0 + d_0)); base_1 + d_1)
+
+and a selector chooses each draft token among the likeliest of its row by the one before (``SelectorPart``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.base import Architecture, SelectorSpec
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.formula import ATTENTION
+from edgespec.export.architectures.formula import ATTENTION, LAYERS
 from edgespec.export.architectures.ops import Ops, Value
-from edgespec.export.architectures.rules import Linear
+from edgespec.export.architectures.rules import DepthwiseRule, Linear
 from edgespec.export.drafters.drafter import (
     AuxHiddenDrafter,
     Drafter,
@@ -40,6 +49,11 @@ from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.runtimes.files.manifest import DrafterKind
 
 NORM = "hidden_norm"
+TAPS, SUMMANDS = "base_kernel", "kernel_projection"  # of DFlash 2's convolutions
+GROUP, MOST_TAPS = 16, 16  # channels that share summands, by default; rows that a convolution sees
+PROJECTION = "candidate_selector.hidden_projection.weight"
+BEFORE, AFTER = "candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook"
+CANDIDATES = 16  # of a selector, by default
 AUXILIARY = "aux_hidden_state_layer_ids"  # speculators' key
 OTHER_NAMES = {FUSE: "encoder.fc.weight", f"{NORM}.weight": "encoder.output_norm_enc.weight"}  # transformers'
 
@@ -56,16 +70,41 @@ class DFlash(AuxHiddenDrafter):
 
     model_type = "dflash"
     method: ClassVar[DrafterKind] = "dflash"
-    refused = (("conv_kernel_size", "convolutions of DFlash 2", "DFlash without"),)
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source, tapped, context)
         mask = self.settings.integer("mask_token_id")
         self.drafter.block, self.drafter.mask = self.settings.integer("block_size"), mask
         self.masks = {mask}
+        self.taps = int(self.settings.number("conv_kernel_size", 0))
+        self.groups = self._count_groups() if self.taps else 0
+
+    def _count_groups(self) -> int:
+        size = self.settings.integer("conv_group_size", GROUP)
+        if self.facts.hidden % size or self.taps > MOST_TAPS:
+            raise ExportError(
+                f"{self.settings.file}: convolutions of {self.taps} taps for groups of {size} channels: expected at "
+                f"most {MOST_TAPS} taps, and groups that divide {self.facts.hidden} channels"
+            )
+        return self.facts.hidden // size
 
     def correct(self, source: Checkpoint) -> None:
-        """Load the heads of its checkpoint that correct draft tokens."""
+        """Load the parts of its checkpoint that choose or correct draft tokens."""
+        rank = int(self.settings.number("selector_rank", 0))
+        if not rank:
+            return
+        hidden, vocab = self.facts.hidden, self.facts.vocab
+        shapes = {PROJECTION: (rank, hidden), BEFORE: (vocab, rank), AFTER: (vocab, rank)}
+        check_shapes(source, shapes)
+
+        def numbers() -> NDArray[np.float16]:  # [hidden + 2 * vocab, rank]
+            projection = source.read(PROJECTION) * self.source.read(self.final_norm.weight)
+            parts = projection.T, source.read(BEFORE), source.read(AFTER)
+            if max(float(np.abs(part).max()) for part in parts) > np.finfo(np.float16).max:
+                raise ExportError(f"{source.path}: candidate_selector: expected numbers of 16 bits, got larger ones")
+            return np.concatenate([part.astype(np.float16) for part in parts])
+
+        self.drafter.selector = SelectorSpec(rank, self.settings.integer("selector_top_k", CANDIDATES), numbers)
 
     def build(self, ops: Ops) -> Value:
         """Build the decoder with ``ops``, from a pass's inputs to its logits."""
@@ -85,8 +124,30 @@ class DFlash(AuxHiddenDrafter):
         return ops.head(x, self.final_norm, self.head)
 
     def attend(self, ops: Ops, h: Value, layer: int) -> Value:
-        y = ops.attention(*self._projected(ops, h, layer), self.rule(layer))
-        return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
+        def body(h: Value) -> Value:
+            y = ops.attention(*self._projected(ops, h, layer), self.rule(layer))
+            return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
+
+        return self._convolved(ops, h, layer, "attention_conv", body)
+
+    def transform(self, ops: Ops, h: Value, layer: int) -> Value:
+        return self._convolved(ops, h, layer, "mlp_conv", lambda h: super(DFlash, self).transform(ops, h, layer))
+
+    def _convolved(self, ops: Ops, h: Value, layer: int, name: str, body: Callable[[Value], Value]) -> Value:
+        """Convolve what a part reads and gives over the rows of a block, in DFlash 2."""
+        if not self.taps:
+            return body(h)
+        at = f"{LAYERS}.{layer}.{name}"
+        (own,) = ops.linear(h, Linear(f"{at}.{SUMMANDS}.weight"))
+
+        def convolve(x: Value, second: bool) -> Value:
+            taps = f"{at}.taps.{int(second)}"
+            return ops.depthwise(x, DepthwiseRule(taps, self.taps, groups=self.groups, second=second), own)
+
+        return convolve(body(convolve(h, False)), True)
+
+    def width(self, weight: str) -> int | None:
+        return 2 * self.taps * self.groups if weight.endswith(f".{SUMMANDS}.weight") else super().width(weight)
 
     def _projected(self, ops: Ops, h: Value, layer: int) -> tuple[Value, Value, Value]:
         q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
@@ -100,15 +161,34 @@ class DFlash(AuxHiddenDrafter):
         found: dict[str, Extra] = {
             f"model.{name}": original(source, name) for name in source.index if name.startswith(("layers.", "norm."))
         }
+        for name in [name for name in source.index if name.endswith(f".{TAPS}")]:
+            for side in range(2):
+                found[f"model.{name.removesuffix(TAPS)}taps.{side}"] = _taps(source, name, side)
         return found | {ours: original(source, theirs) for ours, theirs in OTHER_NAMES.items() if source.has(theirs)}
+
+
+def _taps(source: Checkpoint, name: str, side: int) -> Extra:
+    """Take the taps [taps * hidden] of one of two convolutions, the oldest row's first, of [2, taps, hidden]."""
+
+    def read(rows: slice, columns: slice | None) -> NDArray[np.float32]:
+        return np.ascontiguousarray(source.read(name)[side, ::-1]).reshape(-1)[rows]
+
+    return Extra(lambda: (prod(source.shape(name)[1:]),), read, frozenset({name}))
+
+
+def check_shapes(source: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse tensors of other shapes than config.json says."""
+    for name, shape in shapes.items():
+        if source.shape(name) != shape:
+            raise ExportError(f"{source.path}: {name} has shape {list(source.shape(name))}, expected {list(shape)}",
+                              "config.json and the weights belong to different drafters")  # fmt: skip
 
 
 def is_dflash(source: Checkpoint) -> bool:
     """Whether a checkpoint is of such a drafter: its authors', SpecForge's, transformers' or speculators'."""
     config = source.config
-    return (
-        "dflash_config" in config or config.get("model_type") == "muse_glimmer_assistant" or kind_of(config) == "dflash"
-    )
+    known = config.get("model_type") == "muse_glimmer_assistant" or kind_of(config) in ("dflash", "dflash2")
+    return "dflash_config" in config or known
 
 
 def read_blocks(kind: type[DFlash], source: Checkpoint, target: Architecture) -> Drafter:

@@ -18,9 +18,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.formula import FINAL_NORM
-from edgespec.export.drafters.dflash import DFlash, assumed_blocks, is_dflash, read_blocks
+from edgespec.export.drafters.dflash import DFlash, assumed_blocks, check_shapes, is_dflash, read_blocks
 from edgespec.export.drafters.drafter import Published, flat, kind_of
 from edgespec.export.drafters.heads import MARKOV_OUT, MARKOV_TOKENS
 from edgespec.export.source.derived import extended, original
@@ -44,6 +44,8 @@ class DSpark(DFlash):
 
     def correct(self, source: Checkpoint) -> None:
         """Load the Markov head and the confidence head, if the configuration lists them."""
+        if self.settings.number("selector_rank", 0):
+            raise UnsupportedModel(f"{source.path}: a selector of candidates in a block whose first row guesses, too")
         rank: int = self.settings.get("markov_rank", source.shape(W1)[1] if source.has(W1) else 0)
         kind = self.settings.get("markov_head_type", "vanilla")
         if kind != "vanilla" and rank:
@@ -55,10 +57,7 @@ class DSpark(DFlash):
         shapes: dict[str, tuple[int, ...]] = {W1: (vocab, rank), W2: (rows, rank)} if rank else {}
         if self.settings.flag("enable_confidence_head", source.has(SURE)):
             shapes |= {SURE: (1, hidden + (rank if with_markov else 0)), SURE_BIAS: (1,)}
-        for name, shape in shapes.items():
-            if source.shape(name) != shape:
-                raise ExportError(f"{source.path}: {name} has shape {list(source.shape(name))}, expected {list(shape)}",
-                                  "config.json and the weights belong to different drafters")  # fmt: skip
+        check_shapes(source, shapes)
         if rank:
             self.drafter.heads = (HeadGroup(name=MARKOV, kind="markov", count=1, inner=rank, own=True),)
             self.drafter.scored = (MARKOV_OUT,)

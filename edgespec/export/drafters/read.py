@@ -30,7 +30,7 @@ PUBLISHED: dict[str, Published] = {
 # other published drafters, by a word of their names: the feature that no graph here computes
 REFUSED = {
     "domino": "a recurrent head corrects its guesses",
-    "dflash2": "convolutions and a selector of candidates",
+    "xpress": "passes that refine all guesses of a block",
     "hydra": "its heads read each other's guesses",
 }
 

@@ -168,7 +168,7 @@ def _ending_in_add(body: Block, stream: Value, scale: str | None, products: Prod
     elif last.method in ("norm", "experts"):
         more = {"to": stream} | ({"scale": scale} if last.method == "norm" else {})
         added = replace(last, method=f"add_{last.method}", fields=last.fields | more)
-    elif last.method == "activate":  # a clamp, of which nothing else is added
+    elif last.method in ("activate", "depthwise"):  # a clamp, or a convolution, of which nothing else is added
         added = replace(last, method="add_rows", fields={"to": stream, "x": body.result})
         return Block((*body.steps, (added, (body.result,))), body.result)
     else:

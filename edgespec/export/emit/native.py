@@ -237,12 +237,17 @@ class NativeOps(Waiting, Pass[Value]):
                      w=program.vector(rule.taps), out=out.id, bias=bias)  # fmt: skip
         return out
 
-    def depthwise(self, x: Value, rule: DepthwiseRule) -> Value:
+    def depthwise(self, x: Value, rule: DepthwiseRule, by: Value | None) -> Value:
         program = self.program
         floats = self._as_floats(x, "mixed")
         out = program.floats("convolution", floats.width)
+        more: Fields = {}
+        if by is not None:
+            if not rule.second:
+                self._taps = self._as_floats(by, "taps")
+            more = {"b": self._taps.id, "n": rule.groups, "at": rule.length * rule.groups if rule.second else None}
         program.step("depthwise", x=floats.id, k=floats.width, length=rule.length, w=program.vector(rule.taps),
-                     out=out.id, bias=program.vector(rule.bias))  # fmt: skip
+                     out=out.id, bias=program.vector(rule.bias), **more)  # fmt: skip
         return out
 
     def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:

@@ -359,7 +359,7 @@ class StockPlan(StoragePlan, Pass[None]):
     def convolution(self, x: None, rule: ConvolutionRule) -> None:
         self.store_vectors(rule.taps, rule.bias)
 
-    def depthwise(self, x: None, rule: DepthwiseRule) -> None:
+    def depthwise(self, x: None, rule: DepthwiseRule, by: None) -> None:
         self.store_vectors(rule.taps, rule.bias)
 
     def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:

@@ -175,9 +175,12 @@ class NumpyOps(Pass[Array]):
         y = sum(taps[at] * seen[:, at : at + x.shape[1]] for at in range(rule.length))
         return c * (y if rule.bias is None else y + self.source.read(rule.bias))
 
-    def depthwise(self, x: Array, rule: DepthwiseRule) -> Array:  # [B, T, width]
+    def depthwise(self, x: Array, rule: DepthwiseRule, by: Array | None) -> Array:  # [B, T, width]
         seen = np.pad(x, ((0, 0), (rule.length - 1, 0), (0, 0)))
-        taps = self.source.read(rule.taps).reshape(rule.length, -1)
+        taps: Array = self.source.read(rule.taps).reshape(rule.length, 1, 1, -1)
+        if by is not None:  # [B, T, 2 * length * groups]
+            own = by.reshape(*by.shape[:2], 2, rule.length, rule.groups)[:, :, int(rule.second), ::-1]
+            taps = taps + np.repeat(np.moveaxis(own, 2, 0), x.shape[-1] // rule.groups, -1)
         found: Array = sum(taps[at] * seen[:, at : at + x.shape[1]] for at in range(rule.length))
         return found if rule.bias is None else found + self.source.read(rule.bias)
 

@@ -184,6 +184,21 @@ def read_masked(folder: Path, part: ModelPart) -> NDArray[np.float32] | None:  #
     return _numbers(folder, decoder.masked, decoder.columns - part.facts.hidden) if decoder else None
 
 
+def read_selector(folder: Path, part: ModelPart) -> NDArray[np.float16] | None:  # [hidden + 2 * vocab, rank]
+    """Map the numbers of a drafter's selector (``SelectorPart``) into memory; None = it has none.
+
+    Raises:
+        BundleError: not as many numbers as the drafter is wide and the vocabulary long.
+    """
+    found = part.decoder.selector if part.decoder else None
+    if found is None:
+        return None
+    rows, file = part.facts.hidden + 2 * part.facts.vocab, folder / found.file
+    if file.stat().st_size != 2 * rows * found.rank:
+        raise BundleError(f"{file}: expected {rows} x {found.rank} numbers of 16 bits", "export the bundle again")
+    return np.memmap(file, "<f2", "r", shape=(rows, found.rank))
+
+
 def _numbers(folder: Path, name: str | None, size: int) -> NDArray[np.float32] | None:  # [size]
     if name is None:
         return None

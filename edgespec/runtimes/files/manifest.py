@@ -45,6 +45,7 @@ from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import Matching as Matching
 from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
+from edgespec.runtimes.files.manifest_parts import SelectorPart as SelectorPart
 from edgespec.runtimes.files.manifest_parts import SourcePart as SourcePart
 from edgespec.runtimes.files.manifest_parts import TranslationPart as TranslationPart
 from edgespec.runtimes.files.migration import OLDEST, migrated

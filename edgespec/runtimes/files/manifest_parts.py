@@ -136,6 +136,22 @@ class HeadGroup(Part):
     layer: Layer = Field(default=0, description="of an exit: layers that have run")
 
 
+class SelectorPart(Part):
+    """Low-rank scores of pairs of draft tokens (DFlash 2).
+
+    After the previous token t, a candidate b for a draft token has the score ``logit(b) + (A[t] * P h) B[b]``, where h
+    is its row after the last norm.  Only the ``candidates`` with the highest logits have one.
+
+    ``file``: float16 [hidden + 2 * vocab, rank]: the columns of P times the weights of the last norm, whose epsilon is
+    ``eps``, A and B.
+    """
+
+    file: InsidePath
+    rank: Width
+    candidates: Count
+    eps: Annotated[float, Field(ge=0, le=1)]
+
+
 class DecoderPart(Part):
     """A small decoder conditioned on hidden states of the target, which drafts tokens.
 
@@ -144,7 +160,8 @@ class DecoderPart(Part):
     hidden], that replaces hidden states there.  ``mtp``, the multi-token prediction layer inside a checkpoint (arXiv
     2412.19437), reads the residual stream after the last layer.  ``dflash`` (arXiv 2602.06036) drafts a block in one
     pass, and its draft cache is computed only from hidden states.  Its rows are the pending token and ``mask`` after
-    it.  They see each other, and training had ``block`` of them.
+    it.  They see each other, and training had ``block`` of them.  A ``selector`` (DFlash 2) chooses each draft token by
+    the one before.
 
     ``dspark`` (arXiv 2607.05147) adds up to three things.  With ``anchor`` the pending token's row also drafts: a row
     drafts the token after its own position.  Heads of kind ``markov`` correct each draft token by the previous one.
@@ -173,6 +190,7 @@ class DecoderPart(Part):
     anchor: bool | None = None
     confidence: InsidePath | None = None
     masked: InsidePath | None = None
+    selector: SelectorPart | None = None
     reads: Layers = Field(default_factory=list)
 
     @property

@@ -67,7 +67,8 @@ void Pass::convolve(const Step& s, int row) {
 // The oldest row first, as a convolution of taps is written down.
 void Pass::depthwise(const Step& s, int row) {
   const int64_t* slots = this->slots();
-  const size_t k = s.k;
+  const size_t k = s.k, groups = s.n ? s.n : 1, size = k / groups;
+  const float* own = s.b >= 0 ? floats(s.b) + row * 2 * s.length * groups + s.at : nullptr;
   const float *x = floats(s.x), *w = vector(s.w);
   float* out = floats(s.out) + row * k;
   if (s.bias >= 0)
@@ -78,7 +79,10 @@ void Pass::depthwise(const Step& s, int row) {
     const int from = row - (s.length - 1 - j);
     if (from < 0 || slots[from] != slots[row]) continue;
     const float* seen = x + from * k;
-    for (size_t i = 0; i < k; ++i) out[i] += w[i] * seen[i];
+    for (size_t g = 0; g < groups; ++g) {
+      const float more = own ? own[(s.length - 1 - j) * groups + g] : 0.f;
+      for (size_t i = g * size; i < (g + 1) * size; ++i) out[i] += (w[i] + more) * seen[i];
+    }
   }
 }
 

@@ -193,9 +193,14 @@ STEP(convolve, Convolve, kRows, "x=floats[3*k] k length layer? w=vector[length*k
      NEED(s.length > 1, "expected a length of at least 2"))
 
 // A convolution of each channel over the row and the length - 1 rows of its slot before it in the pass: out = bias + sum
-// over j of w[j] * x[row - (length - 1 - j)].  Rows of a text in order, which see nothing before the pass: an encoder's.
-STEP(depthwise, Depthwise, kRows, "x=floats[k] k length w=vector[length*k] bias?=vector[k] out>floats[k]",
-     NEED(s.x != s.out, "expected another buffer for out"))
+// over j of w[j] * x[row - (length - 1 - j)].  Rows of a text in order, which see nothing before the pass: an encoder's,
+// or those of a block of draft tokens.  b: a row's own summands of the taps, for n groups of channels each, those of its
+// own row's tap first; at: where those of this convolution begin.
+STEP(depthwise, Depthwise, kRows, "x=floats[k] k length w=vector[length*k] bias?=vector[k] out>floats[k] "
+     "b?=floats[2*length*n] n? at?",
+     NEED(s.x != s.out, "expected another buffer for out")
+     NEED((s.b >= 0) == (s.n > 0) && (s.b < 0 || s.b != s.out), "expected n with b, in another buffer than out")
+     NEED(s.n ? s.k % s.n == 0 && s.at <= s.length * s.n : !s.at, "expected n groups of k, and at within b"))
 
 // A gated delta rule: x = q, k [kv, dim], v [heads, n] before the short convolution w and silu; a, b: inputs of decay
 // and of scale * betas, with bias and rate; out [rows, heads * n], each head normed and times silu(z).  up makes it a

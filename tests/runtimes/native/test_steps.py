@@ -287,6 +287,39 @@ def test_each_channel_is_convolved_over_the_rows_of_its_slot(tmp_path: Path, len
         Node(tmp_path, program.replace(f"out=1{more}\nstore", f"out=0{more}\nstore"), weights, WIDTH)
 
 
+@pytest.mark.parametrize("length, groups", [(1, 1), (2, 4), (3, WIDTH)])
+@pytest.mark.parametrize("second", [False, True])
+def test_taps_of_a_convolution_may_be_a_rows_own(tmp_path: Path, length: int, groups: int, second: bool) -> None:
+    weights, taps = Weights(), random(length, WIDTH, seed=1)
+    size = 2 * length * groups
+    matrix = random(size, WIDTH, seed=2) / np.float32(8)
+    at = length * groups * second
+    program = (
+        f"floats 0 {WIDTH}\nfloats 1 {WIDTH}\nfloats 2 {size}\nacts 0 {WIDTH}\nload out=0 k={WIDTH}\n"
+        f"quantize x=0 k={WIDTH} kind=f32 out=0\n"
+        f"linear act=0 w={weights.matrix(matrix, 'f32')} kind=f32 n={size} k={WIDTH} out=2\n"
+        f"depthwise x=0 k={WIDTH} length={length} w={weights.vector(taps.ravel())} out=1 b=2 n={groups} at={at}\n"
+        f"store x=1 k={WIDTH}"
+    )
+    node = Node(tmp_path, program, weights, WIDTH, slots=2)
+
+    def convolved(x: Exact) -> Exact:
+        own = (x @ matrix.T.astype(np.float64)).reshape(len(x), 2, length, groups)[:, int(second), ::-1]
+        every = taps[:, None] + np.repeat(own, WIDTH // groups, -1).swapaxes(0, 1)  # [length, rows, WIDTH]
+        padded = np.pad(x, ((length - 1, 0), (0, 0)))
+        made: Exact = np.sum([every[j] * padded[j : j + len(x)] for j in range(length)], 0)
+        return made
+
+    x = random(20, WIDTH)
+    both = beside(Rows.chain(12), Rows.chain(8, slot=1))
+    parts = [convolved(part.astype(np.float64)) for part in (x[:12], x[12:])]
+    close(node.run(both, x)[3], np.concatenate(parts))
+    for wrong, message in ((program.replace(f" n={groups} at", " n=0 at"), "expected n with b"),
+                           (program.replace(f"at={at}\nstore", f"at={at + size}\nstore"), "at within b")):  # fmt: skip
+        with pytest.raises(Exception, match=message):
+            Node(tmp_path, wrong, weights, WIDTH)
+
+
 @pytest.mark.parametrize("kind", ["f32", "q8"])
 @pytest.mark.parametrize("center, beta", [(1, 1), (1, 0), (0, 1)])
 def test_quantize_with_a_norm(tmp_path: Path, kind: Kind, center: int, beta: int) -> None:
