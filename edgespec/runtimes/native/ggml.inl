@@ -1,6 +1,5 @@
-// Matrices in block types of files (layout.h), and of 16-bit numbers, once for all instruction sets but the
-// specification, over their vector types.  Each of them says how bits become bytes: bfield, badd, blookup, fload_s8,
-// fload_bfloat, and how rows are multiplied: dots.
+// Matrices in block types of files (layout.h), once for all instruction sets but the specification, over their vector
+// types.  Each of them says how bits become bytes: bfield, badd, blookup, fload_s8, and how rows are multiplied: dots.
 
 // Bytes: how far codes are fetched before they are used, to the second cache.  Scales are at a tile's end, and read
 // from its beginning on: those of the next tile are fetched.
@@ -131,43 +130,4 @@ void ggml_rows(const uint8_t* tile, int k, const Act* a, int rows, float* y, siz
     ggml_blocks<kind, 0>(codes, ahead, scales, d, m, a, rows, acc);
   }
   for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, acc[r], columns);
-}
-
-// Four partial sums, k modulo 4, added as (0 + 1) + (2 + 3), as of float32.
-template <Kind kind, int R>
-EDGESPEC_INLINE void half_rows(const uint16_t* w, int k, const float* x, float* y, size_t ld, int columns) {
-  F acc[R][4];
-  for (int r = 0; r < R; ++r)
-    for (F& a : acc[r]) a = fset(0.f);
-  int i = 0;
-  const auto add = [&](int s) __attribute__((always_inline)) {
-    const uint16_t* at = w + size_t(i + s) * kTile;
-    const F v = kind == kF16 ? fload_half(at) : fload_bfloat(at);
-    for (int r = 0; r < R; ++r) acc[r][s] = fma(v, fset(x[size_t(r) * k + i + s]), acc[r][s]);
-  };
-  for (; i + 4 <= k; i += 4) {
-    __builtin_prefetch(w + size_t(i) * kTile + kGgmlAhead / 2, 0, 2);
-    __builtin_prefetch(w + size_t(i) * kTile + kGgmlAhead / 2 + 32, 0, 2);
-    add(0), add(1), add(2), add(3);
-  }
-  if (i < k) add(0);
-  if (i + 1 < k) add(1);
-  if (i + 2 < k) add(2);
-  for (int r = 0; r < R; ++r)
-    fstore_n(y + r * ld, fadd(fadd(acc[r][0], acc[r][1]), fadd(acc[r][2], acc[r][3])), columns);
-}
-
-template <Kind kind>
-void linear_files(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
-  if constexpr (is_ggml(kind)) {
-    ggml_rows<kind>(tile, k, static_cast<const Act*>(act), rows, y, ld, columns);
-  } else {
-    const uint16_t* w = reinterpret_cast<const uint16_t*>(tile);
-    const float* x = static_cast<const float*>(act);
-#ifdef EDGESPEC_FOUR_HALVES  // registers for the sums of four rows
-    for (; rows >= 4; rows -= 4, x += size_t(4) * k, y += 4 * ld) half_rows<kind, 4>(w, k, x, y, ld, columns);
-#endif
-    for (; rows >= 2; rows -= 2, x += size_t(2) * k, y += 2 * ld) half_rows<kind, 2>(w, k, x, y, ld, columns);
-    if (rows) half_rows<kind, 1>(w, k, x, y, ld, columns);
-  }
 }

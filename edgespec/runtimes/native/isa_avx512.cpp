@@ -126,29 +126,6 @@ void channel_rows(Weights tile, int blocks, const Act* a, float* y, size_t ld, _
                           _mm512_mul_ps(_mm512_cvtepi32_ps(c[r]), _mm512_mul_ps(scales, _mm512_set1_ps(a[r].scale))));
 }
 
-template <int R>
-void float_rows(const float* w, int k, const float* x, float* y, size_t ld, __mmask16 columns) {
-  __m512 acc[R][4];
-  for (int r = 0; r < R; ++r)
-    for (__m512& a : acc[r]) a = _mm512_setzero_ps();
-  int i = 0;
-  for (; i + 4 <= k; i += 4, w += 64) {
-#pragma GCC unroll 4
-    for (int s = 0; s < 4; ++s) {
-      fetch_ahead<false>(w + s * 16);
-      const __m512 v = _mm512_loadu_ps(w + s * 16);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) acc[r][s] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[size_t(r) * k + i + s]), acc[r][s]);
-    }
-  }
-  for (int s = 0; i < k; ++i, ++s, w += 16)
-    for (int r = 0; r < R; ++r)
-      acc[r][s] = _mm512_fmadd_ps(_mm512_loadu_ps(w), _mm512_set1_ps(x[size_t(r) * k + i]), acc[r][s]);
-  for (int r = 0; r < R; ++r)
-    _mm512_mask_storeu_ps(y + r * ld, columns,
-                          _mm512_add_ps(_mm512_add_ps(acc[r][0], acc[r][1]), _mm512_add_ps(acc[r][2], acc[r][3])));
-}
-
 using Rows = void (*)(Weights, int, const Act*, float*, size_t, __mmask16);
 template <Kind kind, int R>
 constexpr Rows rows_of() {
@@ -166,28 +143,20 @@ struct RowsOf<kind, std::integer_sequence<int, R...>> {
   static constexpr Rows all[] = {rows_of<kind, R>()...};
 };
 
-void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  const float* w = reinterpret_cast<const float*>(t);
-  const float* x = static_cast<const float*>(a);
-  for (; rows >= 4; rows -= 4, x += size_t(4) * k, y += 4 * ld) float_rows<4>(w, k, x, y, ld, first(columns));
-  if (rows == 3) float_rows<3>(w, k, x, y, ld, first(columns));
-  if (rows == 2) float_rows<2>(w, k, x, y, ld, first(columns));
-  if (rows == 1) float_rows<1>(w, k, x, y, ld, first(columns));
-}
-
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
 #define EDGESPEC_INLINE inline __attribute__((always_inline))
-#define EDGESPEC_FOUR_HALVES
+constexpr int kFloatRows = 4, kChainRows = 0;
+#include "floats.inl"
 #include "ggml.inl"
 
 template <Kind kind>
 void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
-  if constexpr (kind == kF32)
-    linear_f32(t.high, k, a, rows, y, ld, columns);
-  else if constexpr (is_ggml(kind) || takes_floats(kind))
-    linear_files<kind>(t.high, k, a, rows, y, ld, columns);
+  if constexpr (takes_floats(kind))
+    linear_floats<kind>(t.high, k, a, rows, y, ld, columns);
+  else if constexpr (is_ggml(kind))
+    ggml_rows<kind>(t.high, k, static_cast<const Act*>(a), rows, y, ld, columns);
   else
     RowsOf<kind>::all[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
 }

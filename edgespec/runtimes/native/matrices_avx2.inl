@@ -49,67 +49,19 @@ EDGESPEC_INLINE void linear_rows(Weights tile, int blocks, const Act* a, int row
   for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
 }
 
-// Half `from` of the tile, or both: four partial sums each leave registers for one row of both halves or three of one.
-template <int R, int Halves>
-void float_rows(const float* w, int k, const float* x, __m256 (*out)[2], int from) {
-  __m256 acc[R][4][Halves];
-  for (int r = 0; r < R; ++r)
-    for (auto& a : acc[r])
-      for (__m256& h : a) h = _mm256_setzero_ps();
-  int i = 0;
-  for (; i + 4 <= k; i += 4, w += 64) {
-#pragma GCC unroll 4
-    for (int s = 0; s < 4; ++s) {
-      if (!from) _mm_prefetch(reinterpret_cast<const char*>(w + s * 16) + kAhead / 2, _MM_HINT_T0);
-#pragma GCC unroll 2
-      for (int h = 0; h < Halves; ++h) {
-        const __m256 v = _mm256_loadu_ps(w + s * 16 + (from + h) * 8);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-          acc[r][s][h] = _mm256_fmadd_ps(v, _mm256_set1_ps(x[size_t(r) * k + i + s]), acc[r][s][h]);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int s = 0; s < 3; ++s)
-    if (i + s < k)
-      for (int h = 0; h < Halves; ++h)
-        for (int r = 0; r < R; ++r)
-          acc[r][s][h] = _mm256_fmadd_ps(_mm256_loadu_ps(w + s * 16 + (from + h) * 8),
-                                         _mm256_set1_ps(x[size_t(r) * k + i + s]), acc[r][s][h]);
-  for (int r = 0; r < R; ++r)
-    for (int h = 0; h < Halves; ++h)
-      out[r][from + h] =
-          _mm256_add_ps(_mm256_add_ps(acc[r][0][h], acc[r][1][h]), _mm256_add_ps(acc[r][2][h], acc[r][3][h]));
-}
-
-void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  const float* w = reinterpret_cast<const float*>(t);
-  const float* x = static_cast<const float*>(a);
-  __m256 out[3][2];
-  for (int n; rows > 0; rows -= n, x += size_t(n) * k, y += n * ld) {
-    n = rows < 3 ? 1 : 3;
-    if (n == 1) {
-      float_rows<1, 2>(w, k, x, out, 0);
-    } else {
-      float_rows<3, 1>(w, k, x, out, 0);
-      float_rows<3, 1>(w, k, x, out, 1);
-    }
-    for (int r = 0; r < n; ++r) fstore_n(y + r * ld, {out[r][0], out[r][1]}, columns);
-  }
-}
-
 void linear_c8(const uint8_t* w, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
+constexpr int kFloatRows = 1, kChainRows = 6;  // of two registers
+#include "floats.inl"
 #include "ggml.inl"
 
 template <Kind kind>
 void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
-  if constexpr (kind == kF32) return linear_f32(t.high, k, a, rows, y, ld, columns);
-  if constexpr (is_ggml(kind) || takes_floats(kind)) return linear_files<kind>(t.high, k, a, rows, y, ld, columns);
+  if constexpr (takes_floats(kind)) return linear_floats<kind>(t.high, k, a, rows, y, ld, columns);
+  if constexpr (is_ggml(kind)) return ggml_rows<kind>(t.high, k, static_cast<const Act*>(a), rows, y, ld, columns);
   if constexpr (kind == kC8) return linear_c8(t.high, k, a, rows, y, ld, columns);
   if constexpr (in_blocks(kind)) {
     const Act* acts = static_cast<const Act*>(a);

@@ -229,61 +229,19 @@ EDGESPEC_INLINE void all_rows(Weights w, int k, const void* act, int rows, float
   take(std::integral_constant<int, 1>());
 }
 
-// Vectors `from` to `from + V` of the tile: four partial sums each leave registers for one row of 4 or three of 2.
-template <int R, int V>
-EDGESPEC_INLINE void float_rows(const float* w, int k, const float* x, F* out, int from) {
-  float32x4_t acc[R][4][V];
-  for (auto& row : acc)
-    for (auto& part : row)
-      for (auto& v : part) v = vdupq_n_f32(0);
-  const auto add = [&](const float* line, int i, int s) __attribute__((always_inline)) {
-    for (int c = 0; c < V; ++c) {
-      const float32x4_t v = vld1q_f32(line + (from + c) * 4);
-      for (int r = 0; r < R; ++r) acc[r][s][c] = vfmaq_n_f32(acc[r][s][c], v, x[size_t(r) * k + i]);
-    }
-  };
-  int i = 0;
-  for (; i + 4 <= k; i += 4, w += 64)
-#pragma GCC unroll 4
-    for (int s = 0; s < 4; ++s) {
-      __builtin_prefetch(reinterpret_cast<const char*>(w + s * 16) + kAhead);
-      add(w + s * 16, i + s, s);
-    }
-#pragma GCC unroll 3
-  for (int s = 0; s < 3; ++s)
-    if (i + s < k) add(w + s * 16, i + s, s);
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < V; ++c)
-      out[r].v[from + c] = vaddq_f32(vaddq_f32(acc[r][0][c], acc[r][1][c]), vaddq_f32(acc[r][2][c], acc[r][3][c]));
-}
-
-void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  const float* w = reinterpret_cast<const float*>(t);
-  const float* x = static_cast<const float*>(a);
-  F out[3];
-  for (int n; rows > 0; rows -= n, x += size_t(n) * k, y += n * ld) {
-    n = rows < 3 ? 1 : 3;
-    if (n == 1) {
-      float_rows<1, 4>(w, k, x, out, 0);
-    } else {
-      float_rows<3, 2>(w, k, x, out, 0);
-      float_rows<3, 2>(w, k, x, out, 2);
-    }
-    for (int r = 0; r < n; ++r) fstore_n(y + r * ld, out[r], columns);
-  }
-}
-
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
+constexpr int kFloatRows = 1, kChainRows = 6;  // of four registers
+#include "floats.inl"
 #include "ggml.inl"
 
 template <Kind kind>
 void linear(Weights t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   if (kind == kP8 && !t.low) return linear_high(t.high, k, a, rows, y, ld, columns);
-  if constexpr (kind == kF32)
-    linear_f32(t.high, k, a, rows, y, ld, columns);
-  else if constexpr (is_ggml(kind) || takes_floats(kind))
-    linear_files<kind>(t.high, k, a, rows, y, ld, columns);
+  if constexpr (takes_floats(kind))
+    linear_floats<kind>(t.high, k, a, rows, y, ld, columns);
+  else if constexpr (is_ggml(kind))
+    ggml_rows<kind>(t.high, k, static_cast<const Act*>(a), rows, y, ld, columns);
   else
     all_rows<kind>(t, k, a, rows, y, ld, columns);
 }

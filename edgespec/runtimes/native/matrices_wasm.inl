@@ -104,18 +104,10 @@ void linear_c8(const uint8_t* tile, int k, const void* act, int rows, float* y, 
     fstore_n(y + r * ld, fmul(itof(sum), fmul(scales, fset(a[r].scale))), columns);
   }
 }
-void linear_f32(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
-  const float* w = reinterpret_cast<const float*>(tile);
-  for (int r = 0; r < rows; ++r) {
-    const float* x = static_cast<const float*>(act) + size_t(r) * k;
-    F acc[4] = {fset(0.f), fset(0.f), fset(0.f), fset(0.f)};
-    for (int i = 0; i < k; ++i) acc[i % 4] = fma(fload(w + size_t(i) * 16), fset(x[i]), acc[i % 4]);
-    fstore_n(y + r * ld, fadd(fadd(acc[0], acc[1]), fadd(acc[2], acc[3])), columns);
-  }
-}
-
 void linear_high(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
 
+constexpr int kFloatRows = 1, kChainRows = 6;  // of four registers
+#include "floats.inl"
 #include "ggml.inl"
 
 template <Kind kind, bool Pairs>
@@ -130,10 +122,10 @@ void linear_blocks(Weights t, int k, const Act* a, int rows, float* y, size_t ld
 template <Kind kind>
 void linear(Weights t, int k, const void* act, int rows, float* y, size_t ld, int columns) {
   if (kind == kP8 && !t.low) return linear_high(t.high, k, act, rows, y, ld, columns);
-  if constexpr (kind == kF32) {
-    linear_f32(t.high, k, act, rows, y, ld, columns);
-  } else if constexpr (is_ggml(kind) || takes_floats(kind)) {
-    linear_files<kind>(t.high, k, act, rows, y, ld, columns);
+  if constexpr (takes_floats(kind)) {
+    linear_floats<kind>(t.high, k, act, rows, y, ld, columns);
+  } else if constexpr (is_ggml(kind)) {
+    ggml_rows<kind>(t.high, k, static_cast<const Act*>(act), rows, y, ld, columns);
   } else if constexpr (kind == kC8) {
     linear_c8(t.high, k, act, rows, y, ld, columns);
   } else {
