@@ -41,7 +41,7 @@ RULES = {  # what does not run -> why
     r"t5-small --from|nllb|--language ko": "the hub: models with languages",
     r"Qwen3-ASR|qwen-asr": "the hub: decoders with an audio encoder",
     r"Janus|run janus|llamagen|painter|captions|orpheus": "the hub: models that draw or speak",
-    r"dspark|--heads heads$|--drafter drafter ": "what a training of the page makes",
+    r"dspark|--heads heads$|--drafter drafter |--draft-adapter lora": "what a training of the page makes",
     r"from fastapi|import onnxruntime_genai|from optimum": "another package",
     r"sys\.argv": "tests/cli/test_foreign.py runs it",
     r'"type": "audio"': "the hub: a question about a recording",
@@ -56,12 +56,13 @@ COPIES = {  # names of pages -> embedded models
     "HuggingFaceTB/SmolVLM2-500M-Video-Instruct": "reader",
 }  # fmt: skip
 MODELS = ("model", "my-model", "target", "base", "Llama-3.2-3B-Instruct", "Qwen2.5-1.5B-Instruct",
-          "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct")  # fmt: skip
+          "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct")  # fmt: skip
 BUNDLES = {  # that pages have from elsewhere -> options of their export
     "demo": "model --format int4 --quick --method speculative --draft draft", "my-int4": "model --format int4 --quick",
     "my-int8": "model --format int8", "opus": "builtin:restore --format int8",
     "whisper": "builtin:spoken-digits --format int8", "smolvlm": "builtin:reader --format int8",
 }  # fmt: skip
+ADAPTERS = ("lora", "lora-poet", "lora-clerk")
 SAME = ("my-bundle", "qwen", "coder", "embedder")  # as my-int8
 TEXT = "My lord, I will not go to the king. " * 300
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
@@ -117,7 +118,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, embedded in COPIES.items():
         (place / name).parent.mkdir(exist_ok=True)
         shutil.copytree(resolve(f"builtin:{embedded}"), place / name)
-    write_adapter(place / "lora", json.loads((place / "base/config.json").read_text("utf-8")))
+    for name in ADAPTERS:
+        write_adapter(place / name, json.loads((place / "base/config.json").read_text("utf-8")))
     write_gguf(place / "model-Q8_0.gguf", "llama_tied_gqa", kind=GGMLQuantizationType.Q8_0)
     for name, text in FILES.items():
         (place / name).write_text(text, "utf-8")
