@@ -102,7 +102,8 @@ def test_a_wrong_name_would_be_seen() -> None:
 
 def test_keys_of_a_result() -> None:
     page = "docs/reference/results.md"
-    result = Result("", [], "eos", Stats(source_rows=1, image_rows=1), None, "ar", "", True, True, [], device_lost="", draft_attention="f16",
+    stats = Stats(source_rows=1, image_rows=1)
+    result = Result("", [], "eos", stats, None, "ar", "", True, True, [], device_lost="", draft_attention="f16",
                     logprobs=[], model_sampling={"top_k": 20})  # fmt: skip
     made = result.as_dict()
     assert first_column(section(page, "A result")) == made.keys()

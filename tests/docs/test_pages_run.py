@@ -56,7 +56,8 @@ COPIES = {  # names of pages -> embedded models
     "HuggingFaceTB/SmolVLM2-500M-Video-Instruct": "reader",
 }  # fmt: skip
 MODELS = ("model", "my-model", "target", "base", "Llama-3.2-3B-Instruct", "Qwen2.5-1.5B-Instruct",
-          "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct")  # fmt: skip
+          "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct",
+          "HuggingFaceTB/SmolLM2-135M-Instruct")  # fmt: skip
 BUNDLES = {  # that pages have from elsewhere -> options of their export
     "demo": "model --format int4 --quick --method speculative --draft draft", "my-int4": "model --format int4 --quick",
     "my-int8": "model --format int8", "opus": "builtin:restore --format int8",
