@@ -3,7 +3,7 @@
     python -m benchmarks.foreign FOLDER [--layers 4] [--hidden 2048] [--threads 2] [--rows 1 8] [--depth 200]
 
 FOLDER gets a llama with random weights, an export of it in optimum's form, and a bundle of each in int4.  Passes of
-all bundles take turns.  ``linear``: linear layers of the foreign graph on native operators; ``stock``: none of them.
+all bundles take turns.  ``native``: the foreign graph on native operators; ``stock``: on none of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
 from tests.support.foreign import write_export
 
-WAYS = {"own": ("own", "native"), "linear": ("foreign", "linear"), "stock": ("foreign", "strict")}
+WAYS = {"own": ("own", "native"), "native": ("foreign", "native"), "stock": ("foreign", "strict")}
 
 
 def make(folder: Path, layers: int, hidden: int) -> None:

@@ -132,7 +132,7 @@ def test_foreign(figures: Run, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="needs edgespec[transformers]")
     short = ("--layers", 1, "--hidden", 64, "--threads", 1, "--depth", 8, "--times", 2)
     found = figures("foreign", tmp_path / "both", *short)["figures"]
-    assert all(found[f"{rows} rows, {way}"]["ms"] > 0 for rows in (1, 8) for way in ("own", "linear"))
+    assert all(found[f"{rows} rows, {way}"]["ms"] > 0 for rows in (1, 8) for way in ("own", "native"))
 
 
 @pytest.mark.nightly  # it imports torch

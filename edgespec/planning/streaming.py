@@ -39,7 +39,8 @@ AHEAD = 2  # layers that are read while one is computed (native/expert_store.h)
 
 def can_stream(part: ModelPart, use: RunOptions) -> bool:
     """Whether a model's weights can be read one by one, when run in this way."""
-    return sys.platform != "win32" and use.operators == "native" and use.device == "cpu" and NATIVE in part.graphs
+    native = use.operators == "native" and use.device == "cpu" and NATIVE in part.graphs
+    return native and not part.foreign and sys.platform != "win32"
 
 
 def _piece_bytes(manifest: Manifest) -> int:

@@ -26,6 +26,7 @@ from edgespec.export.bundle.model_part import MAIN, STRICT
 from edgespec.export.source.source import PIECE_BYTES
 from edgespec.runtimes.files.graph_check import check_graph
 from edgespec.runtimes.files.manifest import Graph, ModelPart, Origin
+from edgespec.runtimes.files.operators import LINEAR
 from edgespec.runtimes.slots.concat import FLOAT, INTEGER, ConcatPorts, Port
 
 _KINDS = {TensorProto.FLOAT: FLOAT, TensorProto.INT64: INTEGER}
@@ -91,6 +92,25 @@ class ForeignGraph:
     def shapes(self) -> onnx.GraphProto:
         """Return the graph with the shapes of its values as far as they can be inferred."""
         return onnx.shape_inference.infer_shapes(self.proto).graph
+
+    def sized_shapes(self, rows: int, past: int) -> dict[str, tuple[int, ...]]:
+        """Infer the shapes of values in a pass of ``rows`` rows, 0 = an unknown size.
+
+        More of them can be inferred with numbers than with names for them.
+        """
+        sized = onnx.ModelProto()
+        sized.CopyFrom(self.proto)
+        del sized.graph.value_info[:]
+        for value in sized.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        for value in sized.graph.input:
+            own = {"input_ids": rows, "position_ids": rows, "attention_mask": past + rows}.get(value.name, past)
+            for at, dim in enumerate(value.type.tensor_type.shape.dim):
+                if not dim.HasField("dim_value"):
+                    dim.dim_value = own if at else 1
+        found = onnx.shape_inference.infer_shapes(sized, data_prop=True).graph
+        shapes = ((value.name, value.type.tensor_type.shape.dim) for value in (*found.value_info, *found.output))
+        return {name: tuple(int(dim.dim_value) for dim in dims) for name, dims in shapes}
 
     def tensor(self, name: str) -> NDArray[Any]:
         """Return an initializer's values; those outside the graph's file are mapped rather than read."""
@@ -279,7 +299,7 @@ def choose_strict(folder: Path, part: ModelPart, exact: Callable[[ModelPart], bo
 
 
 def _with_strict(part: ModelPart, strict: Graph) -> ModelPart:
-    """Return the part with this strict graph; the native one is padded alike."""
+    """Return the part with this strict graph; one with native linear layers is padded alike."""
     native = {name: graph.model_copy(update={"padded": strict.padded}) for name, graph in part.graphs.items()
-              if graph.operators == "native"}  # fmt: skip
+              if name == LINEAR}  # fmt: skip
     return part.model_copy(update={"graphs": {**part.graphs, "strict": strict, **native}})

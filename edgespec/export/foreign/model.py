@@ -20,7 +20,15 @@ from edgespec.export.bundle.sizes import MODEL
 from edgespec.export.bundle.source_model import Writing, WrittenModel
 from edgespec.export.drafters.head_choice import HeadChoice
 from edgespec.export.foreign.graph import ForeignGraph, choose_strict
-from edgespec.export.foreign.write import HEADROOM, WORK, capture_graph, exporter_missing, foreign_parity, write_foreign
+from edgespec.export.foreign.write import (
+    HEADROOM,
+    WORK,
+    capture_graph,
+    check_native,
+    exporter_missing,
+    foreign_parity,
+    write_foreign,
+)
 from edgespec.export.measuring.reading import Reading
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS
@@ -170,6 +178,7 @@ class ForeignModel:
             prefix=writing.prefix,
             progress=quantized,
         )
+        written = replace(written, part=check_native(writing.folder, written.part, writing.threads))
         if writing.draft or graph.ports.single:
             return written
 

@@ -30,8 +30,9 @@ from edgespec.export.measuring.parity import compared, compared_rows
 from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Graph, ModelFacts, ModelPart
-from edgespec.runtimes.files.operators import LINEAR
+from edgespec.runtimes.files.operators import LINEAR, NATIVE
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
@@ -68,7 +69,7 @@ def capture_graph(model: Path, folder: Path) -> None:
         )
 
 
-LINEAR_FILE = "model.linear.onnx"
+FILES = {LINEAR: "model.linear.onnx", NATIVE: "model.native.onnx"}
 AGAINST = "the float32 graph of"
 _PASS = 64  # rows
 
@@ -96,6 +97,34 @@ def _graph_logits(
         found.append(logits[rows[(rows >= start) & (rows < start + _PASS)] - start])
         slot.keep(range(len(piece)))
     return np.concatenate(found)
+
+
+_TRIED = 40  # random tokens
+_APART = 0.15  # most of the largest logit by which two roundings of activations differ, in half of the rows
+
+
+def check_native(folder: Path, part: ModelPart, threads: int) -> ModelPart:
+    """Return a part without its native graph where that computes something else than the stock one.
+
+    Every part of it was compared when it was recognized; this is the whole, on random tokens in two passes.
+    """
+    if NATIVE not in part.graphs or native_library().path is None:
+        return part
+    tokens = np.random.default_rng(3).integers(0, part.facts.vocab, min(_TRIED, part.facts.context))
+    found = []
+    for name in ("plain", NATIVE):
+        slot, logits = open_slot(Model(folder, part, name, threads)), []
+        for piece in np.array_split(tokens, 2):
+            logits.append(slot.forward(piece).logits.copy())
+            slot.keep(range(len(piece)))
+        found.append(np.concatenate(logits))
+    apart = np.abs(found[0] - found[1]).max(1)  # of a row whose experts change, more
+    if np.median(apart) < _APART * np.abs(found[0]).max():
+        return part
+    for file in (part.graphs[NATIVE].file, str(part.index)):
+        (folder / file).unlink()
+    graphs = {name: graph for name, graph in part.graphs.items() if name != NATIVE}
+    return part.model_copy(update={"graphs": graphs, "index": None, "converted": None})
 
 
 WORK = ".foreign"  # of a bundle in the making: what another exporter writes
@@ -149,14 +178,17 @@ def write_foreign(
     lead_with_sinks(model)
     (folder / MAIN).write_bytes(model.SerializeToString())
     graphs = {"plain": Graph(file=prefix + MAIN)}
+    native = _write_native(folder, model, graph, weights, facts) if made else None
     if graph.ports.single:
         graphs["strict"] = graphs["plain"]
     elif not draft:
         double_last_rows(model)
         (folder / STRICT).write_bytes(model.SerializeToString())
         graphs = {"strict": Graph(file=prefix + STRICT)} | graphs
-    if native := bool(made) and _write_native(folder, model, graph, weights):
-        graphs[LINEAR] = Graph(file=prefix + LINEAR_FILE, operators="native")
+    if made and native is None:
+        native = _write_native(folder, model, graph, weights)
+    if native is not None:
+        graphs[native] = Graph(file=prefix + FILES[native], operators="native")
     part = ModelPart(
         facts=facts.model_copy(update={"parameters": graph.parameters}),
         format=choice.stored,
@@ -174,29 +206,38 @@ def write_foreign(
     return WrittenModel(part, errors)
 
 
-def _write_native(folder: Path, model: onnx.ModelProto, graph: ForeignGraph, weights: WeightLayout) -> bool:
-    """Write the graph with linear layers on native operators, and how their weights are converted.
+def _write_native(
+    folder: Path, model: onnx.ModelProto, graph: ForeignGraph, weights: WeightLayout, facts: ModelFacts | None = None
+) -> str | None:
+    """Write the graph on native operators as far as they go, and how their weights are converted.
 
-    Returns whether there is such a layer.
+    Args:
+        facts: of the model, for a graph over the cache of native operators; None = one with its own caches.
+
+    Returns the graph's name; None = there is nothing for them.
     """
-    made = NativeGraph(model, graph.shapes)
-    if made.run() is None:
-        return False
-    read = {name for node in model.graph.node for name in reads(node)}
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    positions, hidden = (facts.context + HEADROOM, facts.hidden) if facts else (0, 0)
+    made = NativeGraph(changed, graph, positions, hidden)
+    name = NATIVE if facts else LINEAR
+    if (made.cached() if facts else made.joined()) is None:
+        return None
+    read = {name for node in changed.graph.node for name in reads(node)}
     layout = WeightLayout()
     layout.file = converted_name("native")
-    for name, packed in made.matrices.items():
-        layout.add(f"{name}.packed", (packed.nbytes,), np.uint8)
-    for name, entry in weights.entries.items():
-        if name in read:
-            layout.add(name, entry.dims, entry.dtype)
-    inline = [one for one in model.graph.initializer if one.name in read and one.name not in weights.entries]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(inline)
-    model.graph.initializer.extend(stored_tensor(layout, name) for name in layout.entries)
-    (folder / LINEAR_FILE).write_bytes(model.SerializeToString())
+    for key, packed in made.matrices.items():
+        layout.add(f"{key}.packed", (packed.nbytes,), np.uint8)
+    for key, entry in weights.entries.items():
+        if key in read:
+            layout.add(key, entry.dims, entry.dtype)
+    inline = [one for one in changed.graph.initializer if one.name in read and one.name not in weights.entries]
+    del changed.graph.initializer[:]
+    changed.graph.initializer.extend(inline)
+    changed.graph.initializer.extend(stored_tensor(layout, key) for key in layout.entries)
+    (folder / FILES[name]).write_bytes(changed.SerializeToString())
     (folder / INDEX).write_text(layouts_text(made.matrices, weights, layout), "utf-8")
-    return True
+    return name
 
 
 def _quantized(

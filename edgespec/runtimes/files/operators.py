@@ -66,10 +66,13 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
 
 
 def _choose_foreign(wanted: WantedOperators, part: ModelPart, library: NativeLibrary) -> OperatorChoice:
-    """Choose operators for a foreign graph: its linear layers can run on native ones."""
-    if LINEAR in part.graphs and library.path is not None and (wanted == "native" or not _portable(library)):
-        why = f"the graph was exported by {part.origin}; its linear layers run on {library.reason}"
-        return OperatorChoice("stock", why, linear=True)
+    """Choose operators for a foreign graph: native ones take over as much of it as was recognized."""
+    if library.path is not None and (wanted == "native" or not _portable(library)):
+        why = f"the graph was exported by {part.origin}"
+        if NATIVE in part.graphs:
+            return OperatorChoice("native", f"{why}; it runs on {library.reason}")
+        if LINEAR in part.graphs:
+            return OperatorChoice("stock", f"{why}; its linear layers run on {library.reason}", linear=True)
     if wanted == "native":
         raise BundleError(
             f"this model's graph was exported by {part.origin}: it has only ONNX Runtime's operators",

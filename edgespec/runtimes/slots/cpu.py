@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.slots.concat import ConcatSlot
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.pairs import forced_pairs
@@ -31,7 +32,7 @@ _MOST_BYTES = 8 << 20  # of keys and values for that
 def cpu_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
     """Open a slot over a model on the CPU; ``runtimes.opening.open_slot`` describes the arguments."""
     kind: type[ConcatSlot | NativeSlot | StockSlot] = StockSlot
-    if model.part.foreign:
+    if model.part.foreign and model.graph_name != NATIVE:
         kind = ConcatSlot
     elif model.graph.operators == "native":
         kind = NativeSlot

@@ -47,9 +47,9 @@ def export(model: Path | str, output: Path, **options: Any) -> Manifest:
     return export_model(ExportOptions(str(model), output, threads=1, **options), golden=False)
 
 
-def linear(form: str) -> set[str]:
-    """Name the graph whose linear layers native operators run; a float32 model has none."""
-    return set() if form == "fp32" else {"linear"}
+def native(form: str) -> set[str]:
+    """Name the graph that native operators run; a float32 model has none."""
+    return set() if form == "fp32" else {"native"}
 
 
 def refused(
@@ -69,7 +69,7 @@ def test_a_folder_of_an_export(source: Path, tmp_path: Path, form: Format) -> No
     assert manifest == Bundle.open(tmp_path / "bundle").manifest
     target, parity = manifest.target, manifest.parity
     assert (target.origin, target.format, target.layout) == ("optimum", form, "stock")
-    assert set(target.graphs) == {"plain", "strict", *linear(form)}
+    assert set(target.graphs) == {"plain", "strict", *native(form)}
     facts = target.facts
     assert (facts.architecture, facts.layers, facts.kv_heads, facts.head_dim) == (MODEL_TYPE, 2, 2, 16)
     assert (facts.vocab, facts.hidden, facts.intermediate) == (160, 64, 96)
@@ -207,7 +207,7 @@ def test_pairs_of_any_origin(
     assert measured.acceptance[0] > 0.5  # the same weights, hardly different levels
     assert manifest.memory["weight_bytes"].keys() == {"target", "draft"}
     if draft == "foreign":
-        assert set(manifest.draft.graphs) == {"plain", *linear("int4")}
+        assert set(manifest.draft.graphs) == {"plain", *native("int4")}
         assert manifest.draft.graphs["plain"].file == "draft/model.onnx"
 
 
