@@ -23,7 +23,7 @@ _MOVES = {"Add", "Cast", "Concat", "Div", "Expand", "Identity", "Mul", "Neg", "R
           "Sub", "Transpose", "Unsqueeze"}  # fmt: skip
 _LEAST = 24  # positions: with fewer, different masks may be equal
 _PIECE = 256  # positions of a table that are computed at once
-_CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+_CLOSE = 1e-4, 1e-5  # relative and absolute
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Table:
 
     cos: Floats
     sin: Floats
+
+
+Turned = Callable[[Floats, int], "Floats | None"]
+"""Computes heads [rows, heads, dim] from their source, for rows after a number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,9 @@ class Attentions:
         """Return one for each pair of caches; None = some are something else."""
         if len(self._shape) != 4 or len(self._pasts) % 2 or self._positions < _LEAST:
             return None
-        found, layers, held = [], len(self._pasts) // 2, set()
+        found: list[Attention] = []
+        held: set[int] = set()
+        layers = len(self._pasts) // 2
         for node in self._values.graph.node:
             if node.op_type != "Softmax" or self._values.places(node.input[0]):
                 continue
@@ -230,12 +236,14 @@ class Attentions:
         ``turned``: its last axes are exchanged.
         """
         leaves = self._leaves(name, {*self._presents})
-        if len(leaves) != 1 or (at := self._presents.get(*leaves)) is None:
+        if len(leaves) != 1:
+            return None
+        (leaf,) = leaves
+        if (at := self._presents.get(leaf)) is None:
             return None
         _, kv, _, dim = self._shape
         assert kv is not None
         assert dim is not None
-        (leaf,) = leaves
         factor, heads = 0.0, 0
         for past, rows in ((4, 3), (0, 5)):
             held = self._random.standard_normal((1, kv, past + rows, dim)).astype(np.float32)
@@ -327,21 +335,34 @@ class Attentions:
     def _drawn(self, rows: int, heads: int, dim: int) -> Floats:
         return self._random.standard_normal((rows, heads, dim)).astype(np.float32)
 
-    def _rotation(
-        self, turned: Callable[[Floats, int], Floats | None], heads: int, dim: int
-    ) -> tuple[int | None, float] | None:
-        """Find the table and the factor of heads, pairs of whose channels may be turned: j and half + j."""
-        x = self._drawn(4, heads, dim)
-        got = turned(x, 3)
-        if got is None:
-            return None
-        ratio = got / x
+    def _rotation(self, turned: Turned, heads: int, dim: int) -> tuple[int | None, float] | None:
+        """Find the table and the factor of heads, pairs of whose first channels may be turned: j and half + j."""
+        most = self._positions
+        ratios = []
+        for past in (0, most // 2, most - 4):
+            x = self._drawn(4, heads, dim)
+            if (got := turned(x, past)) is None:
+                return None
+            ratios.append(got / x)
+        ratio = np.concatenate(ratios)
         scale = float(ratio[0, 0, -1])
-        same = np.isclose(ratio, scale, rtol=1e-5, atol=0).all((0, 1))  # [dim]
-        size = dim - int(np.argmin(same[::-1])) if not same.all() else 0
-        if size % 2 or not np.isfinite(scale) or not scale:
+        if not np.isfinite(scale) or not scale:
             return None
-        scale = 1.0 if size == dim or np.isclose(scale, 1, rtol=1e-6) else scale
+        scale = 1.0 if np.isclose(scale, 1, rtol=1e-6) else scale
+        same: NDArray[np.bool_] = np.all(np.abs(ratio - scale) < 1e-5 * abs(scale), axis=(0, 1))  # [dim]
+        if same.all():
+            return None, scale
+        # channels after the last one that changes may be turned too little to be seen
+        least = -(-(dim - int(np.argmin(same[::-1]))) // 2) * 2
+        for size in dict.fromkeys((least, dim, dim // 2, dim // 4, 3 * dim // 4)):
+            if least <= size <= dim and not size % 2:
+                factor = 1.0 if size == dim else scale
+                if (number := self._table(turned, heads, dim, size, factor)) is not None:
+                    return number, factor
+        return None
+
+    def _table(self, turned: Turned, heads: int, dim: int, size: int, scale: float) -> int | None:
+        """Return the number of the table that heads are turned by in their first ``size`` channels; None = by none."""
         half, most = size // 2, self._positions
         probe = np.zeros((1, heads, dim), np.float32)
         probe[..., :half] = probe[..., size:] = 1
@@ -353,32 +374,28 @@ class Attentions:
             got = got[:, 0] / np.float32(scale)
             return Table(got[:, :half], got[:, half:size])
 
-        sizes = [(0, 9), (most - 4, 4), (most // 2, 3), (most // 3 + 1, 5)]
-        number: int | None = None
-        if size:
-            samples = [(past, rows, angles(past, rows)) for past, rows in sizes]
-            number = next((at for at, table in enumerate(self.tables) if _agree(table, samples)), None)
-            if number is None:
-                pieces = [angles(past, min(_PIECE, most - past)) for past in range(0, most, _PIECE)]
-                there = [one for one in pieces if one is not None]
-                if len(there) < len(pieces):
-                    return None
-                table = Table(np.concatenate([one.cos for one in there]), np.concatenate([one.sin for one in there]))
-                if not _agree(table, samples):  # angles that change with the length of the text
-                    return None
-                number = len(self.tables)
-                self.tables.append(table)
-        for past, rows in sizes:
-            x, expected = self._drawn(rows, heads, dim), None
+        samples = []
+        for past, rows in ((0, 9), (most - 4, 4), (most // 2, 3), (most // 3 + 1, 5)):
+            x, found = self._drawn(rows, heads, dim), angles(past, rows)
             got, expected = turned(x, past), x * np.float32(scale)
-            if number is not None:
-                one = self.tables[number]
-                cos, sin = (part[past : past + rows, None] * np.float32(scale) for part in (one.cos, one.sin))
-                first, second = x[..., :half], x[..., half:size]
-                expected[..., :half], expected[..., half:size] = first * cos - second * sin, second * cos + first * sin
-            if got is None or not np.allclose(got, expected, **_CLOSE):
+            if got is None or found is None:
                 return None
-        return number, scale
+            cos, sin = (part[:, None] * np.float32(scale) for part in (found.cos, found.sin))
+            first, second = x[..., :half], x[..., half:size]
+            expected[..., :half], expected[..., half:size] = first * cos - second * sin, second * cos + first * sin
+            if not np.allclose(got, expected, rtol=_CLOSE[0], atol=_CLOSE[1]):
+                return None
+            samples.append((past, rows, found))
+        number = next((at for at, table in enumerate(self.tables) if _agree(table, samples)), None)
+        if number is None:
+            pieces = [angles(past, min(_PIECE, most - past)) for past in range(0, most, _PIECE)]
+            there = [one for one in pieces if one is not None]
+            table = Table(*(np.concatenate([getattr(one, name) for one in there]) for name in ("cos", "sin")))
+            if len(there) < len(pieces) or not _agree(table, samples):  # angles that change with the text's length
+                return None
+            number = len(self.tables)
+            self.tables.append(table)
+        return number
 
     def _joined(self, name: str, heads: int, dim: int) -> str | None:
         """Find the value [1, rows, heads * dim] that heads [1, heads, rows, dim] are put together as."""
@@ -438,10 +455,10 @@ class Attentions:
         return found
 
 
-def _agree(table: Table, samples: Sequence[tuple[int, int, Table | None]]) -> bool:
+def _agree(table: Table, samples: Sequence[tuple[int, int, Table]]) -> bool:
     """Whether a table has the angles that were found at some positions."""
     for past, rows, found in samples:
-        if found is None or found.cos.shape[1] != table.cos.shape[1]:
+        if found.cos.shape[1] != table.cos.shape[1]:
             return False
         for one, own in ((found.cos, table.cos), (found.sin, table.sin)):
             if not np.allclose(one, own[past : past + rows], rtol=1e-5, atol=1e-6):

@@ -397,20 +397,23 @@ class NativeGraph:
             fixed["plan"], more = self._plan(given, values.dims[writer.given[0]][-2])
             nodes += more
         fixed["hidden_in"] = given
+        if not writer.weights:  # the operator has one at least
+            self._constants["native.none"] = np.zeros(1, np.float32)
         outputs = [f"{own}.{name}" for name in RESULTS]
         if writer.head:
             outputs[:3] = RESULTS[:3]
-        nodes.append(helper.make_node("Decoder", [*(fixed[name] for name in FIXED), *writer.weights], outputs, name=own,
-                                      domain=EDGESPEC, program=writer.text, constant_weights=1))  # fmt: skip
+        inputs = [*(fixed[name] for name in FIXED), *(writer.weights or ["native.none"])]
+        facts = {"domain": EDGESPEC, "program": writer.text, "constant_weights": 1}
+        nodes.append(helper.make_node("Decoder", inputs, outputs, name=own, **facts))
         sizes = [values.width(name) or 0 for name in writer.taken]
         parts = [outputs[3]]
         if len(sizes) > 1:
             parts = [f"{own}.out.{at}" for at in range(len(sizes))]
             nodes.append(helper.make_node("Split", [outputs[3], self._constant(f"{own}.sizes", sizes)], parts, axis=-1))
         for name, size, part in zip(writer.taken, sizes, parts, strict=False):
-            shape = [1, -1, size] if len(values.dims[name]) == 3 else [-1, size]
-            at = self._constant("shape." + ".".join(map(str, shape)), shape)
-            nodes.append(helper.make_node("Reshape", [part, at], [name]))
+            dims = [1, -1, size] if len(values.dims[name]) == 3 else [-1, size]
+            form = self._constant("shape." + ".".join(map(str, dims)), dims)
+            nodes.append(helper.make_node("Reshape", [part, form], [name]))
         return nodes
 
     def rotary(self, number: int) -> tuple[int, str, str]:

@@ -46,7 +46,7 @@ class Values:
         self._rows = ids[1] if len(ids) == 2 else None
         self._sized = [graph.sized_shapes(*sizes) for sizes in _SIZES]
         self._placed: dict[str, bool] = {}
-        self._parts: dict[tuple[tuple[str, ...], frozenset[str]], Any] = {}  # sessions; None = it cannot stand alone
+        self._parts: dict[tuple[str, frozenset[str]], Any] = {}  # sessions; None = it cannot stand alone
 
     # -- constants and shapes ------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ _TRIED = 40  # random tokens
 _APART = 0.15  # most of the largest logit by which two roundings of activations differ, in half of the rows
 
 
-def check_native(folder: Path, part: ModelPart, threads: int) -> ModelPart:
+def check_native(folder: Path, part: ModelPart, threads: int | None) -> ModelPart:
     """Return a part without its native graph where that computes something else than the stock one.
 
     Every part of it was compared when it was recognized; this is the whole, on random tokens in two passes.

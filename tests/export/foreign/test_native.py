@@ -205,7 +205,7 @@ def even_rows(graph: onnx.GraphProto) -> None:
     graph.node.insert([*graph.node].index(node), helper.make_node("Mod", ["distance", "two"], ["odd"]))
 
 
-CHANGES = {
+CHANGES: dict[Callable[[onnx.GraphProto], None], str] = {
     scores_scaled: "native",
     turned_back: "native",
     no_rotation: "native",
@@ -229,6 +229,32 @@ def test_what_is_recognized_is_what_is_there(
     assert graph == CHANGES[change]
     if change not in (kept_rows, mean_of_rows):  # rows that depend on others, or on nothing
         check_same(tmp_path / "part", part, graph)
+
+
+@pytest.mark.parametrize("theta", [1.5, 1e9])
+def test_channels_that_hardly_turn_are_seen(tmp_path: Path, theta: float) -> None:
+    source = write_export(tmp_path / "export", CONFIG | {"rope_theta": theta}, SEED)
+    part = written(source, tmp_path / "part", "int8")
+    check_same(tmp_path / "part", part, "native")
+    (program,) = programs(tmp_path / "part" / "model.native.onnx")
+    assert sum("rotary=16" in line for line in program) == 2
+
+
+def gates_without_layers(graph: onnx.GraphProto) -> None:
+    """Let the residual stream wait for an operation that native operators do not have."""
+    for node in [node for node in graph.node if node.op_type == "Add" and "down_proj" in node.input[1]]:
+        x = node.input[1]
+        node.input[1] = f"{x}.rounded"
+        graph.node.insert([*graph.node].index(node), helper.make_node("Round", [x], [f"{x}.rounded"]))
+
+
+@pytest.mark.parametrize("graph", ["native", "linear"])
+def test_programs_wait_for_other_nodes(source: Path, unknown: Path, tmp_path: Path, graph: str) -> None:
+    model = changed(source if graph == "native" else unknown, tmp_path / "export", gates_without_layers)
+    part = written(model, tmp_path / "part", "int8")
+    assert graph in part.graphs
+    assert len(programs(tmp_path / "part" / part.graphs[graph].file)) > 2
+    assert rows_exact(open_slot(Model(tmp_path / "part", part, graph, 1)))
 
 
 def test_a_graph_that_computes_something_else_is_dropped(source: Path, tmp_path: Path) -> None:
