@@ -159,7 +159,8 @@ class EdgespecForCausalLM:
         Args:
             inputs: tokens, int64 [batch, n]; also as ``input_ids``.
             generation_config: settings; those of ``changes`` override it.
-            stopping_criteria: each is asked after every token, with the text and no scores.
+            stopping_criteria: each is asked after every token, with the texts and no scores; of several texts, after
+                all are written to their lengths.
             streamer: gets the prompt and then every token; for one text.
             **changes: fields of ``GenerationConfig`` (max_new_tokens, do_sample, temperature, top_k, top_p, min_p,
                 repetition_penalty, eos_token_id, stop_strings), ``attention_mask``, and settings of edgespec
@@ -182,14 +183,13 @@ class EdgespecForCausalLM:
         criteria = [*(stopping_criteria or ())]
         texts = []
         for row, kept in zip(ids, _mask(ids, mask), strict=True):
-            texts.append(self._continue(row, row[kept].tolist(), wanted, ours, criteria, streamer))
+            alone = criteria if len(ids) == 1 else ()
+            texts.append(self._continue(row, row[kept].tolist(), wanted, ours, alone, streamer))
         pad = wanted.get("pad_token_id")
         pad = self.config.pad_token_id if pad is None else pad
-        longest = max(len(text) for text in texts)
-        new = torch.full((len(ids), longest), 0 if pad is None else pad, dtype=ids.dtype)
-        for at, text in enumerate(texts):
-            new[at, : len(text)] = torch.tensor(text, dtype=ids.dtype)
-        return torch.cat([ids, new], 1)
+        if criteria and len(ids) > 1:
+            _cut(texts, criteria, ids, pad or 0)
+        return torch.cat([ids, _padded(texts, max(map(len, texts)), ids.dtype, pad or 0)], 1)
 
     def _wanted(self, given: GenerationConfig | None, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the model's own settings, a configuration and changes; refuses what edgespec does not do."""
@@ -313,6 +313,32 @@ def _stops(
 ) -> bool:
     text = torch.cat([row, torch.tensor(new, dtype=row.dtype)])[None]
     return any(bool(torch.as_tensor(one(text, None)).any()) for one in criteria)
+
+
+def _padded(texts: Sequence[Sequence[int]], width: int, dtype: torch.dtype, pad: int) -> torch.Tensor:
+    new = torch.full((len(texts), width), pad, dtype=dtype)
+    for at, text in enumerate(texts):
+        new[at, : len(text)] = torch.tensor(text, dtype=dtype)
+    return new
+
+
+def _cut(
+    texts: list[list[int]],
+    criteria: Sequence[Callable[[torch.Tensor, Any], torch.Tensor]],
+    ids: torch.Tensor,  # [batch, n]
+    pad: int,
+) -> None:
+    """Cut each text where a criterion stops it: they see all texts after every token, finished ones padded."""
+    width = 0
+    while any(len(text) > width for text in texts):
+        width += 1
+        whole = torch.cat([ids, _padded([text[:width] for text in texts], width, ids.dtype, pad)], 1)
+        stopped = torch.zeros(len(texts), dtype=torch.bool)
+        for one in criteria:
+            stopped |= torch.as_tensor(one(whole, None), dtype=torch.bool)  # of each text, or of all
+        for at in range(len(texts)):
+            if stopped[at]:
+                del texts[at][width:]
 
 
 def _off(name: str) -> Any:

@@ -97,6 +97,22 @@ def test_streamers_and_criteria_see_every_token(model: Any, ids: Any) -> None:
     assert seen == [ids[0].tolist(), *([token] for token in new), [-1]]
 
 
+def test_criteria_of_a_batch_see_all_its_texts(model: Any, ids: Any) -> None:
+    """They are given every text after every token, as in transformers, and stop each of them."""
+    width, count = ids.shape[1], 9
+    both, shapes = torch.cat([ids, ids.flip(1)]), []
+    whole = [model.generate(one[None], max_new_tokens=count)[0, width:].tolist() for one in both]
+
+    def third(texts: Any, scores: Any) -> Any:
+        shapes.append(tuple(texts.shape))
+        return torch.tensor([texts.shape[1] >= width + 3, False])
+
+    found = model.generate(both, max_new_tokens=count, stopping_criteria=[third], pad_token_id=0)[:, width:].tolist()
+    assert found[1] == whole[1]
+    assert found[0] == whole[0][:3] + [0] * (count - 3)
+    assert shapes == [(2, width + at) for at in range(1, count + 1)]
+
+
 @pytest.mark.parametrize(
     "changes, named",
     [

@@ -48,10 +48,34 @@ for folder in sys.argv[1:]:
     found[folder] = [other, [name for name in loaded if name not in written]]
 print(json.dumps(found))
 """
+LM_EVAL = """
+import json, sys
+import lm_eval, torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from edgespec.transformers import EdgespecForCausalLM
+
+source, bundle, tasks, *names = sys.argv[1:]
+models = {
+    "transformers": AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32),
+    "edgespec": EdgespecForCausalLM.from_pretrained(bundle, threads=1),
+}
+tokenizer, found = AutoTokenizer.from_pretrained(source), {}
+for name, model in models.items():
+    model = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, max_length=96)
+    made = lm_eval.simple_evaluate(model=model, tasks=names, bootstrap_iters=0, log_samples=True,
+                                   task_manager=TaskManager(include_path=tasks, include_defaults=False))
+    texts = {task: [one["filtered_resps"] for one in samples] for task, samples in made["samples"].items()}
+    found[name] = {"results": made["results"], "texts": texts}
+print(json.dumps(found))
+"""
 PROGRAMS = {
     "onnxruntime-genai": ("EDGESPEC_GENAI_PYTHON", GENAI),
     "optimum": ("EDGESPEC_OPTIMUM_PYTHON", OPTIMUM),
     "speculators": ("EDGESPEC_SPECULATORS_PYTHON", SPECULATORS),
+    "lm_eval": ("EDGESPEC_LM_EVAL_PYTHON", LM_EVAL),  # with edgespec[transformers]
     "clients": ("EDGESPEC_CLIENTS_PYTHON", ""),  # litellm and llm, which other packages would hold back
 }
 
