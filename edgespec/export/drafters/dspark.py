@@ -45,7 +45,7 @@ class DSpark(DFlash):
     def correct(self, source: Checkpoint) -> None:
         """Load the Markov head and the confidence head, if the configuration lists them."""
         if self.settings.number("selector_rank", 0):
-            raise UnsupportedModel(f"{source.path}: a selector of candidates in a block whose first row guesses, too")
+            raise UnsupportedModel(f"{source.path}: a selector of candidates, in a block whose first row guesses")
         rank: int = self.settings.get("markov_rank", source.shape(W1)[1] if source.has(W1) else 0)
         kind = self.settings.get("markov_head_type", "vanilla")
         if kind != "vanilla" and rank:
