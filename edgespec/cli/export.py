@@ -125,7 +125,11 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
         "Tokens that the draft model or the drafter can guess; 0 = all.  [default: the fastest; the drafter's]",
         int,
     ),
-    option("--draft-format", "Format of the draft model's weights.  [default: as --format]", (*FORMATS, FILE)),
+    option(
+        "--draft-format",
+        "Format of the draft model's weights.  [default: as --format; int4 for int8]",
+        (*FORMATS, FILE),
+    ),
     option("--skip-set", "JSON with a published skip set, instead of a search.", PATH),
     option("--trials", "Trials of the skip-set search.", COUNT, 64),
     option("--seed", "Seed of the skip-set search.", int, 0),

@@ -53,7 +53,7 @@ from edgespec.export.tokenizers.files import open_codec
 from edgespec.export.tokenizers.translated import write_translation
 from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.checked import Checked
-from edgespec.runtimes.files.formats import FILE, FOUR_BITS
+from edgespec.runtimes.files.formats import FILE
 from edgespec.runtimes.files.manifest import (
     CodesPart,
     Manifest,
@@ -341,7 +341,7 @@ def _measure(source: LoadedSource, written: Written, slot: Slot, tokens: list[in
     methods, costs, best = measurer.measure(written.folder, slot, tokens, drafts, source.sample.read, translation)
     if best.at:
         written = _take_draft(written, *drafts[best.at])
-        hint = f"--draft-format {options.format} changes it"
+        hint = f"--draft-format {options.draft_choice.format} changes it"
         notes.append(f"the draft is in int8, where its guesses gain more: {hint}")
     if (part := methods.get(SPECULATIVE)) and part.notes:
         notes.append(part.notes)
@@ -369,7 +369,7 @@ def _drafts(source: LoadedSource, written: Written) -> Sequence[WrittenDraft]:
     if draft is None or written.draft is None:
         return []
     usual = (written.folder, written.draft)
-    if options.quick or options.draft_format or options.format not in FOUR_BITS or not draft.reformats:
+    if options.quick or options.draft_format or not options.draft_choice.four or not draft.reformats:
         return [usual]
     known = _sizes(source, options.choice, options.draft_choice)
     if known["draft"] > _SMALL * known["target"]:

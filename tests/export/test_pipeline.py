@@ -28,7 +28,7 @@ from edgespec.export.tokenizers.facts import vocabularies_differ
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.planning import profiles as quiet
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET
 from tests.support import hf
@@ -162,8 +162,9 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, target: str, draft: str) -> No
     assert plan["methods"] == ["ar", "ngram", "speculative"]
     assert plan["context"] == 100
     assert plan["weight_bytes"]["target"] == plan["weight_bytes"]["draft"] > 0
-    mixed = dry_run(replace(options, format="int8", draft_format="int4"))["weight_bytes"]
+    mixed = dry_run(replace(options, format="int8"))["weight_bytes"]
     assert mixed["target"] > mixed["draft"] == plan["weight_bytes"]["draft"]
+    assert dry_run(replace(options, format="int8", draft_format="int8"))["weight_bytes"]["draft"] > mixed["draft"]
     assert plan["kv_bytes_per_token"] == 2 * open_model(Path(target), None).facts.kv_bytes_per_token
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("x", "utf-8")
@@ -177,9 +178,13 @@ def test_a_small_draft_is_in_the_faster_format(
     """Which one that is the clock says, so the test tells what the usual one must be ahead by."""
     monkeypatch.setattr(pipeline, "_SMALL", 1.0)
     usual = ExportOptions(target, tmp_path / "b", ["speculative"], draft=draft, overwrite=True, quantizer="mse")
-    for ahead, form, quick in ((0.0, "int8", False), (math.inf, "int4", False), (0.0, "int4", True)):
+    cases: tuple[tuple[float, Format, bool, Format], ...] = (
+        (0.0, "int8", False, "int4"), (math.inf, "int4", False, "int4"), (0.0, "int4", True, "int4"),
+        (0.0, "int8", False, "int8"), (0.0, "int4", True, "int8"),
+    )  # fmt: skip
+    for ahead, form, quick, of in cases:
         monkeypatch.setattr(method_parts, "_USUAL", ahead)
-        options = replace(usual, quick=quick)
+        options = replace(usual, quick=quick, format=of)
         manifest = export_model(options, golden=False)
         assert manifest.draft is not None
         assert manifest.draft.format == form
