@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from benchmarks.memory import compare, measure
 from benchmarks.shapes import TRANSLATORS, write_shape
@@ -20,6 +21,7 @@ from edgespec.runtimes.files.manifest import Operators, read_manifest
 from edgespec.runtimes.options import RunOptions
 from tests.conftest import LARGE, OPERATORS, write_large
 from tests.support import hf
+from tests.support.gguf_files import write_gguf
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 
@@ -240,3 +242,48 @@ def test_a_batch_within_the_limit_is_decoded_by_fewer_at_a_time(bundle: Path, op
     unplanned = limited(limit, BATCH, *words, "off")
     assert unplanned.returncode != 0
     assert "MemoryError" in unplanned.stderr
+
+
+FILE = """
+import re, sys
+from pathlib import Path
+import edgespec, edgespec.engine.engine
+from edgespec.runtimes.process import peak_bytes
+
+def resident():
+    # bytes of mapped weights, and of private memory
+    mapped, private, name = 0, 0, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+            name = line.rpartition("/")[2]
+        elif line.startswith("Rss:") and name == "model.data":
+            mapped += int(line.split()[1]) * 1024
+        elif line.startswith("Anonymous:"):
+            private += int(line.split()[1]) * 1024
+    return mapped, private
+
+before = resident()[1]
+with edgespec.load(sys.argv[1], threads=1, context=128, budget="off") as engine:
+    engine.generate(list(range(5, 25)), method="ar", max_new_tokens=4, ignore_eos=True)
+    mapped, private = resident()
+    print(mapped, private - before, peak_bytes())
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("native")
+def test_weights_of_a_file_take_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are mapped and never copied: resident within 5 % of the file, and the peak is at most one tensor more."""
+    monkeypatch.setitem(hf.CONFIGS, "llama_tied_gqa", LARGE)
+    file = tmp_path / "model.gguf"
+    tensors = write_gguf(file, "llama_tied_gqa", kind=GGMLQuantizationType.Q8_0)
+    export_model(ExportOptions(str(file), tmp_path / "bundle", ["ar"], "file", context=128, quick=True))
+    command = [sys.executable, "-c", FILE, str(tmp_path / "bundle")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[3])
+    assert ran.returncode == 0, ran.stderr
+    mapped, private, peak = map(int, ran.stdout.split())
+    size, largest = file.stat().st_size, max(value.size for value in tensors.values()) * 34 // 32
+    looked_up = LARGE["vocab_size"] * LARGE["hidden_size"] * 34 // 32  # few rows of the embedding are read
+    assert 0.95 * (size - looked_up) < mapped < 1.05 * size
+    assert private < largest
+    assert peak < process_bytes() + mapped + largest
