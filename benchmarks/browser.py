@@ -2,12 +2,13 @@
 
     (cd web && npm ci && npm run modules && npm run build)
     npm install --ignore-scripts --prefix RIVALS @wllama/wllama @huggingface/transformers
-    python -m benchmarks.browser web/dist BUNDLE --rivals RIVALS --gguf MODEL.gguf --onnx FOLDER
+    python -m benchmarks.browser web/dist BUNDLE --rivals RIVALS --gguf MODEL.gguf --onnx FOLDER FOLDER
 
 Programs take turns, each in a new browser with an empty profile, on a page that is cross-origin isolated.  Each writes
 a short text and a long one, greedily; tokens per second are those between the two, so without the prompt.  Memory is
 the most proportional memory of the renderer (Linux), less that of an empty page.  Download: what the page fetched, the
-program's and the model's.  FOLDER has model.onnx of onnxruntime-genai (input_ids, past_key_values), and its tokenizer.
+program's and the model's.  Each FOLDER has model.onnx of onnxruntime-genai, also quantized by onnxruntime's
+quantize_dynamic, and its tokenizer.
 Prints a Markdown table and, with ``--json``, all figures.
 """
 
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,21 +108,27 @@ def page(given: argparse.Namespace, folder: Path) -> None:
     if given.onnx:
         links |= {"transformers": given.rivals / "node_modules/@huggingface/transformers/dist",
                   "ort": given.rivals / "node_modules/onnxruntime-web/dist"}  # fmt: skip
-        four_bits(given.onnx, given.config, folder / "onnx" / "model")
+    for source in given.onnx:
+        for_transformers(source, given.config, folder / "onnx" / source.name)
     for name, target in links.items():
         (folder / name).symlink_to(Path(target).resolve())
 
 
-def four_bits(source: Path, config: Path | None, folder: Path) -> None:
-    """Make the folder of a model of onnxruntime-genai that transformers.js reads as one in four bits.
+def for_transformers(source: Path, config: Path | None, folder: Path) -> None:
+    """Make the folder of a model of onnxruntime-genai as transformers.js reads it.
 
     Its embedding becomes float32, as in models that are published for transformers.js: onnxruntime-web has no other.
+    transformers.js takes the width of heads from the inputs for keys and values.
     """
     (folder / "onnx").mkdir(parents=True)
     for file in (*source.glob("*.json*"), *([config] if config else [])):
         (folder / file.name).symlink_to(file.resolve())
     model = onnx.load(source / "model.onnx", load_external_data=False)
-    stored = folder / "onnx" / "model_q4.onnx_data"
+    width = json.loads((source / "genai_config.json").read_text("utf-8"))["model"]["decoder"]["head_size"]
+    for given in model.graph.input:
+        if given.name.startswith("past_key_values."):
+            given.type.tensor_type.shape.dim[3].dim_value = width
+    stored = folder / "onnx" / "model.onnx_data"
     entries = [entry for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"]
     shutil.copyfile(source / entries[0].value, stored)
     for node in model.graph.node:
@@ -135,7 +144,7 @@ def four_bits(source: Path, config: Path | None, folder: Path) -> None:
             node.CopyFrom(helper.make_node("Gather", [table.name, node.input[1]], node.output, name=node.name))
     for entry in entries:
         entry.value = stored.name
-    (folder / "onnx" / "model_q4.onnx").write_bytes(model.SerializeToString())
+    (folder / "onnx" / "model.onnx").write_bytes(model.SerializeToString())
 
 
 def looked_up(node: NodeProto, graph: GraphProto, folder: Path) -> np.ndarray:
@@ -183,10 +192,10 @@ def run(server: Server, browser: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Let one program write its texts in a new browser."""
     server.asked = asked
     server.sent.clear()
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         address = f"http://127.0.0.1:{server.server_port}/index.html"
         words = [browser, *FLAGS, f"--user-data-dir={profile}", address]
-        running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         peak, end, found = 0, monotonic() + PATIENCE, None
         try:
             while found is None and monotonic() < end and running.poll() is None:
@@ -196,7 +205,7 @@ def run(server: Server, browser: str, asked: dict[str, Any]) -> dict[str, Any]:
                 except Empty:
                     continue
         finally:
-            running.kill()
+            os.killpg(running.pid, signal.SIGKILL)  # renderers too
             running.wait()
     if found is None or "error" in found:
         raise RuntimeError("it did not end" if found is None else found["error"])
@@ -229,7 +238,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--methods", default="plain,", help="of edgespec, with commas between; nothing: the bundle's")
     parser.add_argument("--rivals", type=Path, help="the folder that has node_modules")
     parser.add_argument("--gguf", type=Path, help="the model for wllama")
-    parser.add_argument("--onnx", type=Path, help="the model for transformers.js")
+    parser.add_argument("--onnx", type=Path, nargs="*", default=[], help="models for transformers.js")
     parser.add_argument("--config", type=Path, help="its config.json, where the folder has none")
     parser.add_argument("--browser", default="chromium")
     parser.add_argument("--threads", type=int, default=2)
@@ -243,7 +252,7 @@ def main(words: list[str]) -> int:
         sys.exit(f"no {given.browser} here")
     named = {f"edgespec, {method or 'its choice'}": ("edgespec", method) for method in given.methods.split(",")}
     named |= {"wllama": ("wllama", "")} if given.gguf else {}
-    named |= {"transformers.js": ("transformers", "")} if given.onnx else {}
+    named |= {f"transformers.js, {source.name}": ("transformers", source.name) for source in given.onnx}
     asked = {"threads": given.threads, "tokens": given.tokens, "context": given.context, "prompt": given.prompt}
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in named}
     with tempfile.TemporaryDirectory() as made:

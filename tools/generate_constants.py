@@ -1,4 +1,4 @@
-"""Write the constants that C++ and Rust share with Python: ``python -m tools.generate_constants``.
+"""Write the constants that C++, Rust and TypeScript share with Python: ``python -m tools.generate_constants``.
 
 The numbers are defined only in Python: in ``edgespec/runtimes/files/formats.py``, or where each is used.  A test checks
 the files (``tests/tools/test_constants.py``).
@@ -6,6 +6,7 @@ the files (``tests/tools/test_constants.py``).
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from edgespec.runtimes.files import formats
@@ -15,6 +16,7 @@ from edgespec.runtimes.text.control_tokens import OWN
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = ROOT / "edgespec" / "runtimes" / "native" / "constants.h"
 RUST = ROOT / "edgespec" / "runtimes" / "tokenizer" / "src" / "own.rs"
+TYPESCRIPT = ROOT / "web" / "src" / "own.ts"
 NOTE = "// Written by `python -m tools.generate_constants` from Python's constants: not to be edited."
 LOOKED_UP = ("r8", "r32")  # kinds of rows for lookups, never multiplied: int8 with a scale per row, float32
 
@@ -104,6 +106,13 @@ def rust() -> str:
     return "\n".join([NOTE, "", about, f"pub const OWN: [&str; {len(words)}] = [", *words, "];", ""])
 
 
+def typescript() -> str:
+    """Return the TypeScript file."""
+    about = "/** Markers of thoughts and calls, which stay as they are in messages of the assistant. */"
+    words = [f"  {json.dumps(word)}," for word in sorted(OWN)]
+    return "\n".join([NOTE, "", about, "export const OWN: readonly string[] = [", *words, "];", ""])
+
+
 def _constant(kind: str) -> str:
     return f"k{kind.upper()}"
 
@@ -126,9 +135,10 @@ def _kind(spec: FormatSpec) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all files."""
     HEADER.write_text(header(), "utf-8")
     RUST.write_text(rust(), "utf-8")
+    TYPESCRIPT.write_text(typescript(), "utf-8")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,16 @@ found.cancelledPrompt = await failed(async () => {
   await cancelling;
   await first;
 });
+found.replaced = await failed(async () => {
+  const first = engine.generate(asked.prompt, { ...own, method: "ngram" });
+  await first.next();
+  found.replacing = await rounds(engine.generate(asked.prompt, plain));
+  await first.next(); // it is no longer there
+});
+found.aborted = await failed(() => {
+  const abort = new AbortController();
+  return Engine.open(address, { signal: abort.signal, onProgress: () => abort.abort() });
+});
 found.maskFails = await failed(() => {
   const mask = () => {
     throw new Error("no such rule");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,9 @@ PACKAGE = ROOT / "web"
 
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of the built package's files."""
+    """Give the folder of the built package's files: ``EDGESPEC_WEB``, such as web/dist, or one that is built here."""
+    if built := os.environ.get("EDGESPEC_WEB"):
+        return Path(built).resolve()
     need("npm", "to build the npm package")
     pytest.importorskip("ziglang", reason="no Zig to build WebAssembly: pip install ziglang")
     folder = tmp_path_factory.mktemp("web")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +29,8 @@ HERE = Path(__file__).parent
 TEMPLATE = "{{ bos_token }}{% for one in messages %}{{ one.role | upper }}: {{ one.content }}\n{% endfor %}ROMEO:"
 MESSAGES = [{"role": "user", "content": "What light is this?"}]
 PROMPT, TOKENS = "My lord,", 48
+FAULTY = "pages", "some-pages", "changed", "cut"  # folders that a server has instead of bundle/
+SMALL = 'user_pref("dom.quotaManager.temporaryStorage.fixedLimit", 2048);\n'  # KiB that Firefox stores
 BROWSERS = {
     "chromium": ("--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir={profile}"),
     "firefox-esr": ("--headless", "--no-remote", "--profile", "{profile}"),
@@ -50,9 +54,11 @@ class Handler(SimpleHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        name = self.path.rpartition("/")[2]
+        name, how = self.path.rpartition("/")[2], self.path.split("/")[1]
         self.server.downloads[name] += 1
-        if name in ("asked", "downloads"):
+        if how in FAULTY:
+            self.faulty(how, name)
+        elif name in ("asked", "downloads"):
             body = json.dumps(self.server.asked if name == "asked" else self.server.downloads).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -61,7 +67,27 @@ class Handler(SimpleHTTPRequestHandler):
         else:
             super().do_GET()
 
+    def faulty(self, how: str, name: str) -> None:
+        """Answer for a bundle's folder as a server does that has its faults."""
+        file = Path(self.directory) / "bundle" / self.path.split("/", 2)[2]
+        weights, there = name == "model.data" and file.parent.name == "bundle", file.is_file()
+        if how == "pages" or (how == "some-pages" and (not there or name == "chat_template.jinja")):
+            file = Path(self.directory) / "driver.html"
+        elif not there:
+            return self.send_error(404)
+        content = file.read_bytes()
+        if how == "changed" and weights:
+            content = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Type", self.guess_type(file))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2] if how == "cut" and weights else content)
+        self.close_connection = True
+        return None
+
     def end_headers(self) -> None:
+        self.send_header("Access-Control-Allow-Origin", "*")  # for the page of another server
         if self.server.isolated:  # pages may share memory with their workers
             self.send_header("Cross-Origin-Opener-Policy", "same-origin")
             self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
@@ -82,7 +108,8 @@ def site(package: Path, bundles: Callable[..., Path], tmp_path_factory: pytest.T
     (folder / "edgespec").symlink_to(package)
     shutil.copytree(bundles("native", "int4"), folder / "bundle")
     (folder / "bundle" / "chat_template.jinja").write_text(TEMPLATE)
-    shutil.copy(HERE / "driver.html", folder)
+    for page in ("driver.html", "faults.html"):
+        shutil.copy(HERE / page, folder)
     (folder / "even.js").write_text(
         "export default (prefix, allowed) => allowed.forEach((_, token) => token % 2 && (allowed[token] = 0));\n"
     )
@@ -102,6 +129,23 @@ def tokens(rounds: list[Any]) -> list[int]:
     return [token for one in rounds for token in one["tokens"]]
 
 
+def run(name: str, server: Server, page: str, folder: Path, preferences: str = "") -> dict[str, Any]:
+    """Open a page in a browser with a new profile -> what it found."""
+    (folder / "profile").mkdir()
+    (folder / "profile" / "user.js").write_text(preferences)
+    words = [word.format(profile=folder / "profile") for word in BROWSERS[name]]
+    address = f"http://127.0.0.1:{server.server_port}/{page}"
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = subprocess.Popen([name, *words, address], start_new_session=True, **streams)
+    try:
+        found = server.found.get(timeout=300)
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    assert "error" not in found, found["error"]
+    return found
+
+
 @pytest.mark.parametrize("isolated", [True, False])
 @pytest.mark.parametrize("name", BROWSERS)
 def test_the_package(name: str, isolated: bool, server: Server, site: Path, tmp_path: Path) -> None:
@@ -117,16 +161,7 @@ def test_the_package(name: str, isolated: bool, server: Server, site: Path, tmp_
     stop = result.text[len(result.text) // 2 :][:3]
     server.asked = {"texts": texts, "messages": MESSAGES, "settings": settings, "answer": answered.text, "stop": stop,
                     "threads": 2 if isolated else None, "patience": 240_000}  # fmt: skip
-    (tmp_path / "profile").mkdir()
-    words = [word.format(profile=tmp_path / "profile") for word in BROWSERS[name]]
-    address = f"http://127.0.0.1:{server.server_port}/driver.html"
-    running = subprocess.Popen([name, *words, address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        found = server.found.get(timeout=300)
-    finally:
-        running.kill()
-        running.wait()
-    assert "error" not in found, found["error"]
+    found = run(name, server, "driver.html", tmp_path)
     facts = found["facts"]
     assert facts["exactness"] == (EXACT if facts["isa"] == "relaxed" else "near-ties may differ")
     assert name != "chromium" or facts["isa"] == "relaxed"
@@ -156,6 +191,45 @@ def test_the_package(name: str, isolated: bool, server: Server, site: Path, tmp_
     assert [one["code"] for one in found["closed"]] == ["cancelled", "refused", "refused"]
     assert found["restored"] > 0
     assert found["kept"]["model.data"] == 2  # once for the target and once for the draft: the second page read its own
+
+
+@pytest.mark.parametrize("name", BROWSERS)
+def test_what_goes_wrong(name: str, server: Server, site: Path, tmp_path: Path) -> None:
+    """Errors say what was expected, and what goes wrong once does no harm to the next text."""
+    need(name, "to open the page in")
+    server.isolated = True
+    with load(site / "bundle", threads=1) as engine:
+        result = engine.generate(PROMPT, method="ar", max_new_tokens=TOKENS, ignore_eos=True)
+    settings = {"maxNewTokens": TOKENS, "ignoreEos": True, "method": "plain"}
+    with Server(site) as other:  # with the package, as a network for such files
+        other.isolated = True
+        Thread(target=other.serve_forever, daemon=True).start()
+        package = f"http://127.0.0.1:{other.server_port}/edgespec/index.js"
+        server.asked = {"prompt": PROMPT, "settings": settings, "package": package, "patience": 240_000}
+        small = SMALL if name.startswith("firefox") else ""
+        found = run(name, server, "faults.html", tmp_path, small)
+        other.shutdown()
+    for asked, code, words in (
+        ("pages", "no file", "answers with a page"), ("changed", "refused", "model.data: damaged"),
+        ("cut", "network", "model.data"), ("unreachable", "network", "can be reached"),
+        ("aborted", "cancelled", ""), ("abortedBefore", "cancelled", ""), ("noTemplate", "refused", "no chat template"),
+        ("noScript", "broken", "dist/"), ("prompt", "cancelled", "cancelled"), ("noModules", "no file", "nothing/"),
+    ):  # fmt: skip
+        assert found[asked].get("code") == code, (asked, found[asked])
+        assert found[asked]["name"] == "EdgespecError", (asked, found[asked])
+        assert words in found[asked]["error"], (asked, found[asked])
+    assert found["promptRounds"] == 0
+    assert found["threads"] == 2  # of the package of another server
+    plain = tokens(found["texts"][0])
+    assert len(plain) == TOKENS
+    assert [tokens(one) for one in found["texts"]] == [plain] * 5
+    if found["exactness"] == EXACT:
+        assert plain == list(result.tokens)
+    if small:  # nothing was kept, and nothing failed
+        assert found["stored"] == 0
+        assert found["downloads"]["model.data"] > 8
+    else:
+        assert found["stored"] > 2_000_000
 
 
 def test_the_benchmark(package: Path, site: Path, capsys: pytest.CaptureFixture[str]) -> None:

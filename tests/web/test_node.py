@@ -202,6 +202,7 @@ def test_calls(package: Path, node: str, bundles: Callable[..., Path], tmp_path:
     assert found["reused"] == found["restored"]
     for name, (code, words) in {
         "cancelled": ("cancelled", "cancelled"), "cancelledPrompt": ("cancelled", "cancelled"),
+        "replaced": ("cancelled", "another text was begun"), "aborted": ("cancelled", "cancelled"),
         "maskFails": (None, "no such rule"), "infinite": ("refused", "temperature: expected a finite number"),
         "stopTexts": ("refused", "stopTexts: expected a list"), "closed": ("refused", "was closed"),
         "template": ("refused", "roles must alternate"), "noStore": ("no file", "nothing"),
@@ -211,7 +212,7 @@ def test_calls(package: Path, node: str, bundles: Callable[..., Path], tmp_path:
         assert found[name]["code"] == code, (name, found[name])
         assert words in found[name]["error"], (name, found[name])
         assert found[name]["name"] == ("Error" if code is None else "EdgespecError")
-    assert found["after"] == found["plain"]
+    assert found["after"] == found["replacing"] == found["plain"]
     assert found["memory"][-1] == found["memory"][1], found["memory"]  # of the module
     assert found["left"][-1] < found["left"][4] + 20e6, found["left"]  # of the process, with bundles opened and closed
     assert found["threadsLeft"] == 0
@@ -266,6 +267,11 @@ def test_errors(run: Run, bundles: Callable[..., Path]) -> None:
         "a token of no vocabulary": (Case(folder, {}, [1 << 30]), "refused", str(1 << 30)),
         "half a token": (Case(folder, {}, [1.5]), "refused", "1.5"),  # type: ignore[list-item]
         "temperature": (Case(folder, {}, [1], {"temperature": -1}), "refused", "temperature"),
+        "no tokens": (Case(folder, {}, [1], {"maxNewTokens": 0}), "refused", "maxNewTokens: expected more than 0"),
+        "no share": (Case(folder, {}, [1], {"topP": 0}), "refused", "topP: expected more than 0"),
+        "no context": (Case(folder, {"context": 0}, [1]), "refused", "context 0: expected more than 0"),
+        "no bytes": (Case(folder, {"maxBytes": 0}, [1]), "refused", "maxBytes 0: expected more than 0"),
+        "no modules": (Case(folder, {"modules": "file:///nothing"}, [1]), "no file", "nothing/edgespec"),
         "too long": (Case(folder, {}, [1] * 100_000), "full", ""),
         "a bit of weights": (damaged(file="model.data", flip=size // 2), "refused", "model.data: damaged"),
         "a bit of the graph": (damaged(file="model.native.onnx", flip=graph - 9), "refused", "damaged"),

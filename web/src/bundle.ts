@@ -37,21 +37,44 @@ interface KeptFile {
 /** A folder by its address: of a server, or file: in Node. */
 export class FetchedFolder implements Source {
   private readonly base: string;
-  constructor(url: string | URL) {
+  constructor(
+    url: string | URL,
+    private readonly signal?: AbortSignal,
+  ) {
     this.base = String(url).replace(/\/*$/, "/");
   }
   async *pieces(name: string): AsyncIterable<Uint8Array> {
     const address = this.base + name.split("/").map(encodeURIComponent).join("/");
     if (address.startsWith("file:")) return yield* local(address, name); // fetch does not read those
-    const answer = await fetch(address);
-    if (!answer.ok || !answer.body) throw new EdgespecError(`${this.base}${name}: status ${answer.status}`, "no file");
-    const reader = answer.body.getReader();
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      yield value;
+    const answer = await fetched(address, this.signal);
+    const reader = answer.body!.getReader();
+    try {
+      for (;;) {
+        const { done, value } = await reader.read().catch((error) => unreachable(address, error));
+        if (done) return;
+        yield value;
+      }
+    } finally {
+      void reader.cancel().catch(() => {}); // of a download that was given up
     }
   }
+}
+
+/** Asks a server for a file.  Throws EdgespecError: there is none, or the server cannot be reached. */
+export async function fetched(address: string | URL, signal?: AbortSignal): Promise<Response> {
+  const answer = await fetch(address, signal ? { signal } : {}).catch((error) => unreachable(address, error));
+  if (!answer.ok) throw new EdgespecError(`${address}: status ${answer.status}`, "no file");
+  // servers of single-page applications answer so where there is no such file
+  if (answer.headers.get("content-type")?.startsWith("text/html"))
+    throw new EdgespecError(`${address}: the server answers with a page: there is no such file`, "no file");
+  return answer;
+}
+
+function unreachable(address: string | URL, error: unknown): never {
+  const { name, message } = error as Error;
+  if (name === "AbortError") throw new EdgespecError("cancelled", "cancelled");
+  const why = "expected a server that can be reached, and of another origin one that sends Access-Control-Allow-Origin";
+  throw new EdgespecError(`${address}: ${message}: ${why}`, "network");
 }
 
 async function* local(address: string, name: string): AsyncIterable<Uint8Array> {
@@ -136,9 +159,7 @@ export class KeptFiles implements Source {
       }
       whole = room;
     } finally {
-      if (!whole) file.truncate(0);
-      file.flush();
-      file.close();
+      closed(file, whole);
     }
   }
 }
@@ -152,6 +173,17 @@ async function keptFile(name: string): Promise<KeptFile | null> {
   } catch {
     return null;
   }
+}
+
+// A file that cannot be kept, such as for want of room, is read from the other source the next time.
+function closed(file: KeptFile, whole: boolean): void {
+  try {
+    file.flush();
+  } catch {
+    whole = false;
+  }
+  if (!whole) file.truncate(0);
+  file.close();
 }
 
 // false: there is no room

@@ -1,5 +1,5 @@
 // A bundle in this thread: the worker runs it, and so does Node.
-import { CheckedFiles, FetchedFolder, GivenFiles, KeptFiles, type Source, parsed, place, whole } from "./bundle.js";
+import { CheckedFiles, FetchedFolder, fetched, GivenFiles, KeptFiles, type Source, parsed, place, whole } from "./bundle.js";
 import { Native, moduleName } from "./native.js";
 import { type Message, type TemplateOptions, Text } from "./text.js";
 import { type Counts, EdgespecError, type Facts, type OpenOptions, type Round, type Settings } from "./types.js";
@@ -8,12 +8,13 @@ export type Folder = string | URL | ReadonlyMap<string, Uint8Array | Blob> | Sou
 
 const DEFAULT_CONTEXT = 4096; // keys and values of all of it are reserved
 
-/** An open bundle with one text. All calls are of one thread, and each waits for the one before it. */
+/** An open bundle with one text. All calls are of one thread; a text that is begun ends the one before it. */
 export class Engine {
   /** Milliseconds that a prompt is read before other messages are looked at. */
   patienceMs = 50;
   private cancelled = false;
   private closed = false;
+  private turn = 0; // of texts: a later one ends those before it
   private constructor(
     private readonly native: Native,
     private readonly bundle: number,
@@ -25,23 +26,31 @@ export class Engine {
 
   /** Opens a folder: its address, its files by name, or another source. */
   static async open(folder: Folder, options: OpenOptions = {}): Promise<Engine> {
-    const given = sourceOf(folder);
+    const { signal } = options;
+    for (const name of ["context", "maxBytes"] as const)
+      if (options[name] !== undefined && !(options[name] > 0))
+        throw new EdgespecError(`${name} ${options[name]}: expected more than 0; leave it out for the default`);
+    const given = sourceOf(folder, signal);
     const manifest = await whole(given, "edgespec.json");
     let source: Source = new CheckedFiles(given, parsed("edgespec.json", manifest));
     if (options.keep) source = new KeptFiles(source, parsed("edgespec.json", manifest));
     const native = await Native.load(await compiled(options), options.isa, options.threads);
+    const onProgress = (done: number, total: number): void => {
+      if (signal?.aborted) throw new EdgespecError("cancelled", "cancelled");
+      options.onProgress?.(done, total);
+    };
     let bundle = 0;
     try {
       if (options.isa !== undefined && native.isa !== options.isa)
         throw new EdgespecError(`isa ${options.isa}: this machine and module have ${native.isa}`);
-      bundle = await place(native, source, manifest, "/bundle", options.onProgress ?? (() => {}));
+      bundle = await place(native, source, manifest, "/bundle", onProgress);
       const text = options.ids ? null : await Text.load(source);
       if (text) {
         native.page.decode = (ids) => text.decode(ids);
         native.setCodec(bundle);
       }
       const context = Math.min(native.describe(bundle).context, options.context ?? DEFAULT_CONTEXT);
-      const store = options.store === undefined ? "" : await placeStore(native, options.store);
+      const store = options.store === undefined ? "" : await placeStore(native, options.store, signal);
       const session = native.openSession(bundle, options.attention ?? "", context, options.maxBytes ?? 0, store);
       return new Engine(native, bundle, session, text, context);
     } catch (error) {
@@ -64,10 +73,11 @@ export class Engine {
     const [native, ids] = [this.opened(), typeof prompt === "string" ? this.encode(prompt) : prompt];
     native.page.mask = typeof mask === "string" || mask instanceof URL ? await maskOf(mask) : (mask ?? null);
     this.cancelled = false;
-    await this.patiently(() => native.begin(this.session, ids, { ...plain, masked: native.page.mask !== null }));
+    const turn = ++this.turn;
+    await this.patiently(turn, () => native.begin(this.session, ids, { ...plain, masked: native.page.mask !== null }));
     for (;;) {
-      if (this.cancelled) throw new EdgespecError("cancelled", "cancelled");
-      const round = await this.patiently(() => native.next(this.session));
+      this.goesOn(turn);
+      const round = await this.patiently(turn, () => native.next(this.session));
       yield { ...round, ...this.guesses(round) };
       if (round.finish) return this.counts;
       await breath();
@@ -103,6 +113,7 @@ export class Engine {
   restore(saved: Uint8Array): number {
     const native = this.opened();
     native.file("/session", saved.length)(0, saved);
+    ++this.turn; // a text that is being decoded is no longer there
     try {
       return native.restore(this.session, "/session");
     } finally {
@@ -133,8 +144,9 @@ export class Engine {
   }
 
   // Runs a call that may read a prompt, in pieces: what was read before a cancelled call is not read again.
-  private async patiently<T>(call: () => T): Promise<T> {
+  private async patiently<T>(turn: number, call: () => T): Promise<T> {
     for (;;) {
+      this.goesOn(turn);
       const begun = performance.now();
       let first = -1;
       this.opened().page.progress = (done, total) => {
@@ -147,20 +159,29 @@ export class Engine {
         if (!(error instanceof EdgespecError) || error.code !== "cancelled") throw error;
       }
       await breath();
-      if (this.cancelled) throw new EdgespecError("cancelled", "cancelled");
     }
+  }
+  private goesOn(turn: number): void {
+    this.opened();
+    if (turn !== this.turn)
+      throw new EdgespecError("cancelled: another text was begun; open a second Engine for texts side by side", "cancelled");
+    if (this.cancelled) throw new EdgespecError("cancelled", "cancelled");
   }
 }
 
-function sourceOf(folder: Folder): Source {
-  if (typeof folder === "string" || folder instanceof URL) return new FetchedFolder(folder);
+function sourceOf(folder: Folder, signal?: AbortSignal): Source {
+  if (typeof folder === "string" || folder instanceof URL) return new FetchedFolder(folder, signal);
   return "pieces" in folder ? folder : new GivenFiles(folder);
 }
 
-async function placeStore(native: Native, from: string | URL | Uint8Array | Blob): Promise<string> {
+async function placeStore(
+  native: Native,
+  from: string | URL | Uint8Array | Blob,
+  signal?: AbortSignal,
+): Promise<string> {
   const [source, name] =
     typeof from === "string" || from instanceof URL
-      ? [new FetchedFolder(new URL(".", from)), decodeURIComponent(new URL(from).pathname.replace(/.*\//, ""))]
+      ? [new FetchedFolder(new URL(".", from), signal), decodeURIComponent(new URL(from).pathname.replace(/.*\//, ""))]
       : [new GivenFiles(new Map([["store", from]])), "store"];
   const bytes = await whole(source, name);
   native.file("/store", bytes.length)(0, bytes);
@@ -178,15 +199,23 @@ async function maskOf(script: string | URL): Promise<NonNullable<Native["page"][
   return found as NonNullable<Native["page"]["mask"]>;
 }
 
-async function compiled(options: OpenOptions): Promise<WebAssembly.Module> {
-  const address = new URL(moduleName(options.isa), options.modules ?? new URL(".", import.meta.url));
-  if (address.protocol !== "file:") {
-    const answer = await fetch(address);
-    if (!answer.ok) throw new EdgespecError(`${address}: status ${answer.status}`, "no file");
-    return WebAssembly.compile(await answer.arrayBuffer());
+async function compiled({ isa, modules, signal }: OpenOptions): Promise<WebAssembly.Module> {
+  const folder = modules === undefined ? new URL(".", import.meta.url) : String(modules).replace(/\/*$/, "/");
+  const address = new URL(moduleName(isa), folder);
+  let bytes: BufferSource;
+  if (address.protocol !== "file:") bytes = await (await fetched(address, signal)).arrayBuffer();
+  else
+    try {
+      bytes = await (await import("node:fs/promises")).readFile(address);
+    } catch (error) {
+      throw new EdgespecError(`${address}: ${(error as Error).message}`, "no file");
+    }
+  try {
+    return await WebAssembly.compile(bytes);
+  } catch (error) {
+    const why = "expected an engine with SIMD, threads and exceptions of WebAssembly, such as a browser of 2023 or later";
+    throw new EdgespecError(`${address}: ${(error as Error).message}: ${why}`);
   }
-  const { readFile } = await import("node:fs/promises");
-  return WebAssembly.compile(await readFile(address));
 }
 
 // Lets messages of other threads arrive.

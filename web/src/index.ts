@@ -2,6 +2,7 @@
  * Native bundles of edgespec in a browser, in their own worker.  In Node, and in your worker, `Engine` runs them in the
  * calling thread.
  */
+import { scriptOf } from "./native.js";
 import type { Message, TemplateOptions } from "./text.js";
 import { type Counts, EdgespecError, type Facts, type OpenOptions, type Round, type Settings } from "./types.js";
 import type { Prompt, Request } from "./worker.js";
@@ -32,14 +33,20 @@ export class Model {
     public facts: Facts,
   ) {
     worker.onmessage = ({ data }: MessageEvent<Answer>) => this.waiting.get(data.id)?.(data);
-    worker.onerror = (event) => this.fail(event.message || "the worker failed", "broken");
+    worker.onerror = (event) =>
+      this.fail(event.message || "the worker did not start: expected all files of the package's dist/ next to index.js", "broken");
   }
 
   /** Opens a bundle's folder: its address, or its files by name. */
   static async open(folder: string | URL | Map<string, Uint8Array | Blob>, options: OpenOptions = {}): Promise<Model> {
-    const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
-    const model = new Model(worker, undefined as unknown as Facts);
-    const { onProgress, ...plain } = options;
+    const { onProgress, signal, ...plain } = options;
+    if (signal?.aborted) throw new EdgespecError("cancelled", "cancelled");
+    // bundlers look for this form
+    const own = (): Worker => new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+    const other = scriptOf(new URL("./worker.js", import.meta.url));
+    const model = new Model(other ? new Worker(other, { type: "module" }) : own(), undefined as unknown as Facts);
+    const end = (): void => model.close();
+    signal?.addEventListener("abort", end);
     for (const name of ["modules", "store"] as const)
       if (typeof plain[name] === "string" || plain[name] instanceof URL) plain[name] = absolute(plain[name]);
     const where = folder instanceof Map ? folder : absolute(folder);
@@ -49,6 +56,8 @@ export class Model {
     } catch (error) {
       model.close();
       throw error;
+    } finally {
+      signal?.removeEventListener("abort", end);
     }
   }
 

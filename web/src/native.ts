@@ -395,11 +395,16 @@ function mostThreads(asked?: number): number {
   return asked;
 }
 
+/** The script of a worker where its own is of another origin, which a page may import, but not start; else null. */
+export function scriptOf(script: URL): string | null {
+  if (script.origin === globalThis.location?.origin || !/^https?:$/.test(script.protocol)) return null;
+  return URL.createObjectURL(new Blob([`import ${JSON.stringify(script.href)};`], { type: "text/javascript" }));
+}
+
 async function started(start: Start): Promise<Thread> {
-  const script = new URL("./thread.js", import.meta.url);
   if (IN_NODE) {
     const { Worker } = await import("node:worker_threads");
-    const worker = new Worker(script);
+    const worker = new Worker(new URL("./thread.js", import.meta.url));
     return new Promise((resolve, reject) => {
       worker.once("message", () => resolve({ end: () => void worker.terminate() }));
       worker.once("error", (error) => reject(new EdgespecError(`a thread: ${error.message}`, "broken")));
@@ -407,7 +412,10 @@ async function started(start: Start): Promise<Thread> {
       worker.postMessage(start);
     }).finally(() => worker.unref()) as Promise<Thread>;
   }
-  const worker = new Worker(script, { type: "module" });
+  const other = scriptOf(new URL("./thread.js", import.meta.url));
+  const worker = other
+    ? new Worker(other, { type: "module" })
+    : new Worker(new URL("./thread.js", import.meta.url), { type: "module" });
   return new Promise((resolve, reject) => {
     worker.onmessage = () => resolve({ end: () => worker.terminate() });
     worker.onerror = (event) => reject(new EdgespecError(`a thread: ${event.message || "no script"}`, "broken"));

@@ -3,7 +3,10 @@ export type Attention = "f32" | "f16" | "int8";
 
 /** Settings of a text; those of Python, whose names they have in camel case. Anything left out is off or the default. */
 export interface Settings {
-  /** plain, ngram, speculative, self-spec, or several with commas between; without it, the bundle's fastest. */
+  /**
+   * plain, ngram, speculative, self-spec, medusa, blockwise, eagle, mtp, dflash, or several with commas between, which
+   * are asked in turn.  Without it, those of the bundle that are fastest, one at a time, by what is measured.
+   */
   method?: string;
   /** Maximum guesses of a round, 0 to 64. */
   guesses?: number;
@@ -145,14 +148,16 @@ export interface OpenOptions {
   keep?: boolean;
   /** Called while weights are read: bytes done, of how many. */
   onProgress?: (done: number, total: number) => void;
+  /** Ends the opening, also a download, with an error of code `cancelled`. */
+  signal?: AbortSignal;
 }
 
-/** A call failed: what was expected, and what came. */
+/** A call failed: what was expected, and what came. `network`: a server could not be reached, so try again. */
 export class EdgespecError extends Error {
   override name = "EdgespecError";
   constructor(
     message: string,
-    readonly code: "refused" | "no memory" | "cancelled" | "full" | "no file" | "broken" = "refused",
+    readonly code: "refused" | "no memory" | "cancelled" | "full" | "no file" | "network" | "broken" = "refused",
   ) {
     super(message);
   }

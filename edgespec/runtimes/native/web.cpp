@@ -76,6 +76,10 @@ struct Settings {
     }
     const auto whole = [&](const char* name) { return from[name].number(name, 0); };
     const auto real = [&](const char* name) { return from[name].real(name, 0); };
+    // zero is the default in C: whoever gives it here means something else
+    for (const char* name : {"maxNewTokens", "topP", "repetitionPenalty"})
+      if (!from[name].is_null() && !(real(name) > 0))
+        refuse(std::string(name) + ": expected more than 0; leave it out for the default");
     const auto flag = [&](const char* name) { return from[name].flag(name, false) ? 1 : 0; };
     const auto small = [&](const char* name, int64_t value) {
       if (value < 0 || value > INT32_MAX) refuse(std::string(name) + ": out of range");

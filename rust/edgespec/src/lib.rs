@@ -137,6 +137,15 @@ fn pointer(words: &Option<CString>) -> *const c_char {
     words.as_ref().map_or(null(), |words| words.as_ptr())
 }
 
+/// A value that is more than zero, which is the default in C.
+fn positive<T: PartialOrd + Default + fmt::Display>(value: Option<T>, name: &str) -> Result<T> {
+    match value {
+        None => Ok(T::default()),
+        Some(value) if value > T::default() => Ok(value),
+        Some(value) => Err(Error::refused(format!("{name} {value}: expected more than 0; None is the default"))),
+    }
+}
+
 fn count<T>(values: &[T], name: &str) -> Result<i32> {
     i32::try_from(values.len()).map_err(|_| Error::refused(format!("{name}: too many")))
 }
@@ -298,9 +307,9 @@ impl Bundle {
                 Some(Attention::F16) => sys::ATTENTION_F16,
                 Some(Attention::Int8) => sys::ATTENTION_INT8,
             },
-            context: options.context.unwrap_or(0),
+            context: positive(options.context, "context")?,
             ngram_store: pointer(&store),
-            max_bytes: options.max_bytes.unwrap_or(0),
+            max_bytes: positive(options.max_bytes, "max_bytes")?,
             ..sys::SessionOptions::init()
         };
         let mut made = null_mut();
@@ -493,17 +502,17 @@ impl Session {
         let stop_texts: Vec<_> = ends.iter().map(|text| text.as_ptr()).collect();
         let (bias_tokens, biases): (Vec<i64>, Vec<f64>) = settings.logit_bias.iter().copied().unzip();
         let given = sys::Settings {
-            guesses: settings.guesses.map_or(0, i32::from),
-            max_new_tokens: settings.max_new_tokens.unwrap_or(0),
+            guesses: positive(settings.guesses, "guesses")?.into(),
+            max_new_tokens: positive(settings.max_new_tokens, "max_new_tokens")?,
             method: pointer(&method),
             stops: settings.stops.as_ptr(),
             stop_count: count(&settings.stops, "stops")?,
             ignore_eos: settings.ignore_eos.into(),
             temperature: settings.temperature,
             top_k: settings.top_k,
-            top_p: settings.top_p.unwrap_or(0.0),
+            top_p: positive(settings.top_p, "top_p")?,
             min_p: settings.min_p,
-            repetition_penalty: settings.repetition_penalty.unwrap_or(0.0),
+            repetition_penalty: positive(settings.repetition_penalty, "repetition_penalty")?,
             presence_penalty: settings.presence_penalty,
             frequency_penalty: settings.frequency_penalty,
             bias_tokens: bias_tokens.as_ptr(),

@@ -109,7 +109,14 @@ fn errors_have_kinds_and_words() {
     said(begun(&[], &settings("plain", 4)), Kind::Refused, "");
     said(begun(&[1; 400], &settings("plain", 4)), Kind::Full, "");
     said(begun(&[1], &Settings { temperature: -1.0, ..Settings::default() }), Kind::Refused, "temperature");
+    // zero is the default in C, and asked for by None
+    said(begun(&[1], &Settings { max_new_tokens: Some(0), ..Settings::default() }), Kind::Refused, "max_new_tokens 0");
+    said(begun(&[1], &Settings { top_p: Some(0.0), ..Settings::default() }), Kind::Refused, "top_p 0");
+    said(begun(&[1], &Settings { guesses: Some(0), ..Settings::default() }), Kind::Refused, "guesses 0");
     begun(&[1], &settings("plain", 4)).unwrap(); // and nothing was lost
+    let limited = |options: SessionOptions| bundle().session(&options).map(drop);
+    said(limited(SessionOptions { max_bytes: Some(0), ..Default::default() }), Kind::Refused, "max_bytes 0");
+    said(limited(SessionOptions { context: Some(0), ..Default::default() }), Kind::Refused, "context 0");
 }
 
 #[test]
