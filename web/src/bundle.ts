@@ -48,10 +48,14 @@ export class FetchedFolder implements Source {
     if (address.startsWith("file:")) return yield* local(address, name); // fetch does not read those
     const answer = await fetched(address, this.signal);
     const reader = answer.body!.getReader();
+    const size = answer.headers.has("content-encoding") ? 0 : Number(answer.headers.get("content-length"));
+    let at = 0;
     try {
       for (;;) {
         const { done, value } = await reader.read().catch((error) => unreachable(address, error));
+        if (done && at < size) throw new EdgespecError(`${address}: broke off after ${at} of ${size} bytes`, "network");
         if (done) return;
+        at += value.length;
         yield value;
       }
     } finally {

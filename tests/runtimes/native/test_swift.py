@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -41,3 +42,13 @@ def test_the_module(language: str, standard: str, tmp_path: Path) -> None:
     broken = (tmp_path / "uses").read_text().replace("edgespec_begin(", "edgespec_start(")
     (tmp_path / "uses").write_text(broken)
     assert subprocess.run(command, capture_output=True).returncode != 0
+
+
+def test_the_package_names_the_module() -> None:
+    """No Swift compiler reads Package.swift here: its names are those of the folder, the module and CMake's file."""
+    package = (ROOT / "swift" / "Package.swift").read_text("utf-8")
+    (target, config) = re.findall(r'\.systemLibrary\(name: "(\w+)", pkgConfig: "(\w+)"\)', package)[0]
+    assert (ROOT / "swift" / "Sources" / target / "module.modulemap") == MODULE  # where SwiftPM looks for it
+    assert re.findall(r"^module (\w+) \{", MODULE.read_text("utf-8")) == [target]
+    assert f'.library(name: "{target}", targets: ["{target}"])' in package
+    assert list((ROOT / "cmake").glob(f"{config}.pc*"))
