@@ -76,7 +76,7 @@ struct Settings {
     }
     const auto whole = [&](const char* name) { return from[name].number(name, 0); };
     const auto real = [&](const char* name) { return from[name].real(name, 0); };
-    // zero is the default in C: whoever gives it here means something else
+    // zero is the default in C; given here, it means something else
     for (const char* name : {"maxNewTokens", "topP", "repetitionPenalty"})
       if (!from[name].is_null() && !(real(name) > 0))
         refuse(std::string(name) + ": expected more than 0; leave it out for the default");
