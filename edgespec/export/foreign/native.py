@@ -380,7 +380,7 @@ class NativeGraph:
         values, nodes, flat = self._values, [], []
         for name in writer.given:
             flat.append(name)
-            if len(values.dims[name]) == 3:
+            if values.rank(name) == 3:
                 flat[-1] = f"{own}.in.{len(flat)}"
                 shape = self._constant(f"flat.{values.width(name)}", [-1, values.width(name)])
                 nodes.append(helper.make_node("Reshape", [name, shape], [flat[-1]]))
@@ -394,7 +394,7 @@ class NativeGraph:
         fixed = {name: name if own_port else "" for name, own_port in real.items()}
         fixed |= {name: self._shared(name) for name, taken in fixed.items() if not taken and name != "plan"}
         if not cached:
-            fixed["plan"], more = self._plan(given, values.dims[writer.given[0]][-2])
+            fixed["plan"], more = self._plan(given, [*values.dims.get(writer.given[0], ())][-2:-1])
             nodes += more
         fixed["hidden_in"] = given
         if not writer.weights:  # the operator has one at least
@@ -411,7 +411,7 @@ class NativeGraph:
             parts = [f"{own}.out.{at}" for at in range(len(sizes))]
             nodes.append(helper.make_node("Split", [outputs[3], self._constant(f"{own}.sizes", sizes)], parts, axis=-1))
         for name, size, part in zip(writer.taken, sizes, parts, strict=False):
-            dims = [1, -1, size] if len(values.dims[name]) == 3 else [-1, size]
+            dims = [1, -1, size] if values.rank(name) == 3 else [-1, size]
             form = self._constant("shape." + ".".join(map(str, dims)), dims)
             nodes.append(helper.make_node("Reshape", [part, form], [name]))
         return nodes
@@ -426,15 +426,16 @@ class NativeGraph:
         """Return the head sizes of the layers with attention."""
         return [one.dim for one in self._by_out.values()]
 
-    def _plan(self, flat: str, rows: Any) -> tuple[str, list[onnx.NodeProto]]:
+    def _plan(self, flat: str, rows: Sequence[Any]) -> tuple[str, list[onnx.NodeProto]]:
         """Describe the rows of a pass to a node without attention; those of a length are described once."""
-        key = rows.dim_param or (str(rows.dim_value) if rows.HasField("dim_value") else flat)
+        fixed = rows[0].dim_value if rows else 0  # 0 = any number
+        key = (rows[0].dim_param if rows else "") or (str(fixed) if fixed else flat)
         name = f"native.plan.{key}"
         if name in self._planned:
             return name, []
         self._planned.add(name)
-        if rows.HasField("dim_value"):
-            self._constants[name] = np.repeat(_CONSTANTS["row"], rows.dim_value, 1)
+        if fixed:
+            self._constants[name] = np.repeat(_CONSTANTS["row"], fixed, 1)
             return name, []
         return name, [
             helper.make_node("Shape", [flat], [f"{name}.rows"], start=0, end=1),

@@ -120,8 +120,7 @@ def activation(values: Values, name: str) -> tuple[str, str] | None:
     if width is None or len(leaves) != 1 or name in leaves or values.width(leaf := next(iter(leaves))) != width:
         return None
     x = np.resize(_GRID, (-(-len(_GRID) // width), width)).astype(np.float32)
-    dims = len(values.dims[leaf])
-    got = values.compute(name, 0, len(x), {leaf: x if dims == 2 else x[None]})
+    got = values.compute(name, 0, len(x), {leaf: x if values.rank(leaf) == 2 else x[None]})
     if got is None or got.size != x.size:
         return None
     wide = x.astype(np.float64)

@@ -86,6 +86,10 @@ class Values:
         same = (rows.dim_param, rows.dim_value) == (own.dim_param, own.dim_value)
         return int(dims[-1].dim_value) if same and (rows.dim_param or rows.dim_value) else None
 
+    def rank(self, name: str) -> int:
+        """Return how many axes a value has whose ``width`` is known."""
+        return len(self._sized[0].get(name, ()) or self.dims.get(name, ()))
+
     def same(self, name: str) -> str:
         """Return the first value with the rows of another one, as [rows, n] or [1, rows, n]."""
         while (node := self.made.get(name)) is not None and node.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
