@@ -33,13 +33,15 @@ ARM64 = 183  # in the header of a library
 
 # functions of Android 8's C library, in addition to those of the C++ library
 BIONIC = """
-    abort calloc close fma fmaf free fstat getauxval getenv ldexp ldexpf malloc memchr memcmp memcpy memmove memset
-    mmap munmap nearbyint nearbyintf open pthread_create pthread_join pthread_mutex_lock pthread_mutex_unlock
-    pthread_once realloc sched_yield sqrt sqrtf strcmp strerror strlen strtof strtol strtoull __cxa_atexit
-    __cxa_finalize __memcpy_chk __stack_chk_fail
+    abort calloc close dlerror dlopen dlsym exp exp2 expf fma fmaf free fstat getauxval getenv isalnum ldexp
+    ldexpf llround log log2 lseek madvise malloc memchr memcmp memcpy memmove memset mmap munmap nearbyint
+    nearbyintf open posix_fadvise posix_memalign pow pread pthread_create pthread_join pthread_mutex_lock
+    pthread_mutex_unlock pthread_once realloc rename sched_yield sqrt sqrtf strcmp strerror strlen strtof strtol
+    strtoll strtoull syscall sysconf unlink vsnprintf write __cxa_atexit __cxa_finalize __memcpy_chk
+    __stack_chk_fail
 """
-# what GCC's own run-time library asks for, where the NDK's has another way, and glibc's errno
-OF_GCC = {"__getauxval", "__errno_location"}
+# what GCC's own libraries ask for, where the NDK's have another way, and glibc's errno
+OF_GCC = {"__getauxval", "__errno_location", "__libc_single_threaded"}
 
 
 @pytest.mark.usefixtures("native")

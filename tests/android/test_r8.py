@@ -75,7 +75,9 @@ def test_the_rest_does_what_the_whole_does(
     jars: list[Path], exported: list[Path], whole: tuple[Said, Path], tmp_path: Path
 ) -> None:
     expected, place = whole
-    assert expected[0] == (["16 of 16 texts equal", "true"] * 2, NAMES)
+    (proved, *others), names = expected[0]
+    assert re.fullmatch(r"([1-9]\d*) of \1 texts equal", proved)
+    assert (others, names) == (["true", proved, "true"], NAMES)
     assert expected[1][1] == NAMES  # and as many texts as this version of ONNX Runtime rounds alike
     rest = shrunk(jars, apk.RULES.read_text("utf-8"), tmp_path)
     assert [start(rest, bundle, tmp_path) for bundle in exported] == expected

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).resolve().parents[2] / "runtimes" / "native"
+from tests.support.selftest import ARM, ISA_FLAGS, ISAS, LIBRARY_SOURCES, NATIVE
+
 CROSS = Path("/usr/aarch64-linux-gnu/lib")  # where Debian's cross compiler has the libraries of arm64
 COMPILER = "aarch64-linux-gnu-g++"
 CORES = {"cortex-a76": "fphp asimdhp asimdrdm asimddp", "cortex-a72": ""}
@@ -93,15 +94,16 @@ def java(folder: Path, core: str, scratch: Path) -> list[str]:
 def cross_compile(folder: Path) -> Path:
     """Build the library of native operators for arm64, as CMake does, without optimization, which changes no bit."""
 
-    def compile_one(source: Path) -> str:
-        target = folder / f"{source.stem}.o"
-        dot = ["-march=armv8.2-a+dotprod"] if source.stem == "isa_neon" else []
-        flags = ["-O1", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", *dot]
+    def compile_one(name: str) -> str:
+        target = folder / f"{name}.o"
+        own = ISA_FLAGS[name] if name in ARM else ()
+        flags = ["-O1", "-std=c++17", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", *own]
+        source = NATIVE / f"{name}.cpp"
         subprocess.run([COMPILER, *flags, "-c", str(source), "-o", str(target)], check=True, timeout=LIMIT)
         return str(target)
 
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, sorted(set(NATIVE.glob("*.cpp")) - {NATIVE / "abi_check.cpp"})))
+        objects = list(pool.map(compile_one, (*LIBRARY_SOURCES, *ISAS)))
     library = folder / LIBRARY
     linked = [COMPILER, "-shared", "-Wl,-z,max-page-size=16384", *objects, "-pthread", "-o", str(library)]
     subprocess.run(linked, check=True, timeout=LIMIT)

@@ -27,6 +27,7 @@ def _listed(name: str) -> tuple[str, ...]:
     return tuple(found[1].split())
 
 
+LIBRARY_SOURCES = _listed("FILES")  # apart from those of instruction sets
 ISAS = tuple(f"isa_{name}" for name in _listed("ISAS"))
 ISA_FLAGS = {
     f"isa_{isa}": tuple(flags.split())
@@ -40,7 +41,7 @@ LOOP = ("sampling", "verify", "target", "hosted", "drawing", "ngram", "cost", "c
         "heads", "hidden_state", "loop", "json",
         "shared_library", "codec", "stream", "bundle", "session")  # fmt: skip
 BESIDE = ("values", "ops", "node", "jni", *READERS, *LOOP)
-SOURCES = tuple(name for name in (*_listed("FILES"), *ISAS) if name not in BESIDE)
+SOURCES = tuple(name for name in (*LIBRARY_SOURCES, *ISAS) if name not in BESIDE)
 OPERATOR = (*SOURCES, "node", "values", "ops")
 PARTS = ("selftest_all",)
 FUZZERS = ("fuzz_program", "fuzz_inputs", "fuzz_cache")

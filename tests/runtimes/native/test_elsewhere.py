@@ -18,7 +18,20 @@ from tests.conftest import PROMPTS, TARGET, Written
 from tests.support import arm64
 from tests.support.clang import Windows, for_arm, link_for_arm
 from tests.support.native_graph import Raw
-from tests.support.selftest import ARM, FUZZERS, NATIVE, PARTS, SOURCES, TESTS, build, host_compiler, host_isas, knows
+from tests.support.selftest import (
+    ARM,
+    FUZZERS,
+    ISAS,
+    LIBRARY_SOURCES,
+    NATIVE,
+    PARTS,
+    SOURCES,
+    TESTS,
+    build,
+    host_compiler,
+    host_isas,
+    knows,
+)
 
 pytestmark = pytest.mark.nightly
 EXAMPLE = NATIVE.parents[1] / "examples" / "c" / "greedy.c"
@@ -142,7 +155,7 @@ def test_macos_links(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=1800, cwd=tmp_path, env=place)
         assert done.returncode == 0, done.stderr[-2000:]
 
-    sources = sorted(str(file) for file in NATIVE.glob("*.cpp") if file.stem != "abi_check")
+    sources = [str(NATIVE / f"{name}.cpp") for name in (*LIBRARY_SOURCES, *ISAS)]
     flags = ("-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-DEDGESPEC_BUILDING")
     zig("c++", *flags, "-dynamiclib", *sources, "-o", "libedgespec.dylib")
     zig("cc", "-std=c11", f"-I{NATIVE}", str(EXAMPLE), "libedgespec.dylib", "-o", "greedy")
