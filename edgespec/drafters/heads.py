@@ -45,11 +45,18 @@ class Medusa(Drafter):
         self._parents, self._heads, self._ranks = layout(self.paths)
         self._chain = bool((self._parents == np.arange(len(self.paths)) - 1).all())
         self._top = 1 + max((max(path) for path in self.paths), default=0)
+        deepest = max(map(len, self.paths), default=0)
+        # of a pass over the tree cut at each depth
+        self._rows = [1 + sum(len(path) <= depth for path in self.paths) for depth in range(deepest + 1)]
         self._hidden: NDArray[np.float32] | None = None  # [1, hidden]: of the row that chose the pending token
 
     def begin(self, request: DraftRequest) -> None:
         """Forget the last request: the first round has no hidden state yet and is plain."""
         self._hidden = None
+
+    def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
+        known = self._rows[: budget + 1]
+        return None, known + known[-1:] * (budget + 1 - len(known))
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """Read the tree off the heads, down to the budget."""
@@ -97,6 +104,9 @@ class Blockwise(Medusa):
         super().__init__(target, group, chain([[1.0]] * count, count))
         self.cycles = cycles
         self.steps_at_once = not cycles
+
+    def forecast(self, budget: int) -> tuple[int | None, list[int] | None]:
+        return (None, None) if self.cycles else super().forecast(budget)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         if not self.cycles:
