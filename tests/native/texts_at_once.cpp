@@ -1,7 +1,7 @@
 // Sessions over one bundle, each in its own thread and with a drafter of its own, some of which are cancelled and go
 // on.
 //
-//   texts_at_once BUNDLE SESSIONS TOKENS        exit 0: every session got the text of a single plain one
+//   texts_at_once BUNDLE SESSIONS TOKENS METHOD...    exit 0: every session got the text of a single plain one
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,6 @@
 namespace {
 
 using Tokens = std::vector<int64_t>;
-constexpr const char* kMethods[] = {"plain", "ngram", "speculative", "self-spec", "ngram,speculative", "auto"};
 
 Tokens text_of(edgespec_bundle* bundle, const char* method, int64_t tokens, bool cancels) {
   Tokens prompt, found;
@@ -52,7 +51,7 @@ Tokens text_of(edgespec_bundle* bundle, const char* method, int64_t tokens, bool
 
 }  // namespace
 
-int main(int, char** words) {
+int main(int given, char** words) {
   edgespec_bundle* bundle = nullptr;
   if (edgespec_bundle_open(words[1], 2, &bundle)) return std::puts(edgespec_error()), 2;
   const int count = std::atoi(words[2]), tokens = std::atoi(words[3]);
@@ -60,7 +59,8 @@ int main(int, char** words) {
   std::vector<Tokens> found(static_cast<size_t>(count));
   std::vector<std::thread> threads;
   for (int i = 0; i < count; ++i)
-    threads.emplace_back([&, i] { found[size_t(i)] = text_of(bundle, kMethods[i % 6], tokens, i % 2 == 1); });
+    threads.emplace_back(
+        [&, i] { found[size_t(i)] = text_of(bundle, words[4 + i % (given - 4)], tokens, i % 2 == 1); });
   for (auto& one : threads) one.join();
   edgespec_bundle_close(bundle);
   int wrong = 0;

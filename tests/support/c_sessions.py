@@ -305,11 +305,15 @@ class Session(Owned):
         return copied(found)
 
     def rounds(self, prompt: Sequence[int], settings: Settings) -> list[RoundFound]:
-        """Decode a text round by round."""
+        """Decode a text round by round; the passes of a round are in its time."""
         self.begin(prompt, settings)
-        found = [self.next()]
-        while found[-1].finish is None:
+        found, before = list[RoundFound](), (0, 0)
+        while not found or found[-1].finish is None:
             found.append(self.next())
+            counts = self.counts()
+            now = int(counts.round_ns), int(counts.pass_ns)
+            assert 0 <= now[1] - before[1] <= now[0] - before[0]
+            before = now
         return found
 
     def generate(

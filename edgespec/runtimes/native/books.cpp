@@ -23,7 +23,7 @@ Text::Text(const KvLayout& layout, int taps) : taps_(taps), most_(kCheckpoints) 
 }
 
 void Text::hold(int64_t length, int64_t high_water_mark) {
-  length_ = certain_ = length;
+  length_ = certain_ = end_ = length;
   high_water_mark_ = high_water_mark;
   since_ = 0;
   parents_.clear();
@@ -140,7 +140,7 @@ int64_t Text::restart(int64_t most) {
   if (left) restore(left, checkpoints_.at(left)->data());
   parents_.clear();
   moves_.clear();
-  length_ = high_water_mark_ = certain_ = since_ = left;
+  length_ = high_water_mark_ = certain_ = since_ = end_ = left;
   return left;
 }
 

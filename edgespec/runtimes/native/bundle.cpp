@@ -237,12 +237,17 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uin
       verify[n] = ms.real("verify_ms", 0);
   if (const Json& experts = manifest["target"]["facts"]["experts"]; streamed && !experts.is_null())
     verify = reads_of(experts);
-  // a draft with another tokenizer runs only in Python
-  if (const Json& draft_of = manifest["draft"]; !draft_of.is_null() && manifest["translation"].is_null()) {
+  if (const Json& draft_of = manifest["draft"]; !draft_of.is_null() && !manifest["translation"].is_null()) {
+    elsewhere["speculative"] = "a draft with another tokenizer runs in Python alone: use ngram";
+  } else if (!draft_of.is_null()) {
     draft_part = read_part(folder, draft_of, "draft", hosted);
     methods["speculative"] = read_method(manifest["methods"]["speculative"], false);
   }
-  if (hosted) return;
+  if (hosted) {
+    for (const char* name : {"self-spec", "medusa", "blockwise", "eagle", "mtp", "dflash"})
+      elsewhere[name] = "the app's passes have no hidden states and layers: use ngram or speculative";
+    return;
+  }
   target = open_graph(target_part.graph, threads, false, cache);
   target->check_texts();
   expect_vocab(*target, target_part, "target");
@@ -275,7 +280,8 @@ edgespec_bundle::edgespec_bundle(const std::string& folder, int32_t threads, uin
       block.mask = bounded(decoder["mask"], "mask", -1, 0, target_part.vocab - 1);
       block.anchor = decoder["anchor"].flag("anchor", false);
     }
-  }
+  } else if (!part.is_null())
+    elsewhere[part["decoder"]["kind"].text("kind")] = "its drafter runs in Python alone: use ngram or speculative";
   for (const auto& [name, rate] : {std::pair("medusa", kMedusaRate), std::pair("blockwise", kBlockwiseRate)})
     if (const Json& method = manifest["methods"][name]; !method.is_null())
       methods[name] = read_heads(folder, method, manifest["target"], target_part.vocab, rate);

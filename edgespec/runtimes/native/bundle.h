@@ -56,6 +56,7 @@ struct edgespec_bundle {
   edgespec::OpenedModel target, draft, drafter;  // null where there is none; drafter: of the target's hidden states
   edgespec::BlockPart block;                     // of the drafter
   std::map<std::string, edgespec::MethodPart> methods;
+  std::map<std::string, std::string> elsewhere;  // methods of the manifest that cannot run here -> why, what to do
   // The methods that auto chooses from with their predicted speeds over plain decoding, the fastest first; n-grams
   // last, where nothing predicts their gain.
   std::vector<std::pair<std::string, double>> candidates() const;

@@ -23,6 +23,8 @@ class Timer {
   std::chrono::steady_clock::time_point begun_;
 };
 
+}  // namespace
+
 void check_prompt(const std::vector<int64_t>& prompt, const Target& target) {
   if (prompt.empty()) refuse("expected a prompt of at least one token");
   if (int64_t(prompt.size()) >= target.context())
@@ -33,8 +35,6 @@ void check_prompt(const std::vector<int64_t>& prompt, const Target& target) {
       refuse("token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(target.vocab()));
 }
 
-}  // namespace
-
 Loop::Loop(Target& target, Policy& policy, std::vector<int64_t> prompt, LoopOptions options, const Reading& reading)
     : target_(target),
       policy_(policy),
@@ -44,8 +44,6 @@ Loop::Loop(Target& target, Policy& policy, std::vector<int64_t> prompt, LoopOpti
       noise_(options_.seed),
       request_{tokens_, options_.sampling, noise_, prefix_, reading_, options_.seeded && options_.sampling.rejects()},
       left_(options_.new_tokens) {
-  check_prompt(tokens_, target_);
-  options_.sampling.check(target_.vocab());
   if (left_ < 1 || options_.guesses < 0) refuse("expected at least one new token, and no fewer than 0 guesses");
   Timer timer(counts_.prompt_ns);
   const int64_t size = int64_t(tokens_.size());
@@ -109,7 +107,10 @@ Proposal Loop::propose(int64_t budget) {
   const auto start = Clock::now();
   std::vector<Ask> asks;
   attempt(nullptr, [&] { asks = policy_.choose(budget); });
-  if (policy_.drafters() != drafters_) take_in();
+  if (policy_.drafters() != drafters_) {
+    add_clocks();
+    take_in();
+  }
   Proposal winner;
   for (const Ask& ask : asks) {
     if (winner_ && !ask.looks) continue;
@@ -137,7 +138,7 @@ const Round& Loop::next() {
   if (ended()) refuse("the text has ended");
   reading_.check();
   Timer timer(counts_.round_ns);
-  const uint64_t before = passes();
+  begin_clocks();
   // reads again what a failed pass has dropped
   target_.prefill(tokens_, target_.length(), int64_t(tokens_.size()) - 1, reading_);
   // one of the tokens that are left is the recovered or bonus one, and so is one of the places left in the context
@@ -176,7 +177,7 @@ const Round& Loop::next() {
                                               : one->observe(none, {{}, verdict.next}, seen);
     });
   policy_.told({proposal, verdict, winner_, asked_, wanted.count, pass_ms, draft_ms_});
-  counts_.pass_ns += passes() - before;
+  counts_.pass_ns += passed();
   return round_;
 }
 
@@ -217,9 +218,23 @@ bool Loop::any() const {
   return std::any_of(all.begin(), all.end(), [](const Drafter* one) { return (one->*wants)(); });
 }
 
-uint64_t Loop::passes() const {
-  uint64_t total = target_.nanoseconds();
-  for (const Drafter* one : policy_.drafters()) total += one->nanoseconds();
+// Notes what the passes of all drafters have taken before this round, or before a drafter joined in it.
+void Loop::begin_clocks() {
+  target_clock_ = target_.nanoseconds();
+  clocks_.clear();
+  add_clocks();
+}
+
+void Loop::add_clocks() {
+  for (const Drafter* one : policy_.drafters())
+    if (std::none_of(clocks_.begin(), clocks_.end(), [&](const auto& known) { return known.first == one; }))
+      clocks_.emplace_back(one, one->nanoseconds());
+}
+
+// Nanoseconds of this round's passes.
+uint64_t Loop::passed() const {
+  uint64_t total = target_.nanoseconds() - target_clock_;
+  for (const auto& [one, before] : clocks_) total += one->nanoseconds() - before;
   return total;
 }
 

@@ -42,11 +42,13 @@ struct LoopCounts {
   uint64_t prompt_ns = 0, round_ns = 0, pass_ns = 0;  // pass_ns: of all passes in rounds
 };
 
+// Throws std::invalid_argument, Failure: it is empty, does not fit, or has a token that the target does not know.
+void check_prompt(const std::vector<int64_t>& prompt, const Target& target);
+
 class Loop {
  public:
-  // Reads the prompt, without its last token, into the target's slot, which may already hold its beginning.  policy:
-  // outlives this.  Throws std::invalid_argument, Failure: it does not fit, or it was
-  // cancelled.
+  // Reads the prompt, without its last token, into the target's slot, which may already hold its beginning.  prompt,
+  // the options' sampling: checked for this target.  policy: outlives this.  Throws Failure: it was cancelled.
   Loop(Target& target, Policy& policy, std::vector<int64_t> prompt, LoopOptions options, const Reading& reading);
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
@@ -68,7 +70,9 @@ class Loop {
   template <class Work>
   bool attempt(Drafter* drafter, Work work);  // null: the policy
   void drop(Drafter* drafter, const char* why);
-  uint64_t passes() const;
+  void begin_clocks();
+  void add_clocks();
+  uint64_t passed() const;
   Seen seen_of(const edgespec_result& found, const Proposal& proposal, const Verdict& verdict);
   template <bool (Drafter::*wants)() const>
   bool any() const;
@@ -87,6 +91,8 @@ class Loop {
   std::string dropped_;
   std::vector<float> hidden_;  // states of the rows that the last round kept
   int64_t left_;
+  std::vector<std::pair<const Drafter*, uint64_t>> clocks_;  // drafters of this round, and their nanoseconds before it
+  uint64_t target_clock_ = 0;
   Drafter* winner_ = nullptr;                       // of this round
   std::vector<std::pair<Drafter*, double>> asked_;  // in this round, and for how many ms
   double draft_ms_ = 0;                             // of this round

@@ -26,6 +26,13 @@ constexpr int64_t kNGramGuesses = 8, kLeastGuesses = 6;
 const std::vector<int> kTimed{1, 2, 3, 5};  // rows of passes that are timed before the first text
 constexpr double kTimingMs = 100;           // after that no further turn starts
 constexpr int kMostTurns = 3, kEnough = 3;  // kEnough: times that such a timing counts
+// methods that only Python runs, and what to use here instead
+const std::map<std::string, const char*> kElsewhere{
+    {"eagle1", "eagle"},      {"peagle", "eagle"},
+    {"dspark", "dflash"},     {"assistant", "speculative"},
+    {"uno", "self-spec"},     {"swift", "self-spec"},
+    {"paradecode", "medusa"}, {"chain", "the names of its methods, as in ngram,self-spec"},
+};
 constexpr int32_t kMostGuessesOfCaller = 64, kMostStops = 1 << 16, kMostCycles = 64, kMostLikeliest = 20;
 
 uint64_t random_seed() {
@@ -178,18 +185,16 @@ struct edgespec_session {
     return wanted ? wanted : part.attention;
   }
 
-  // Makes the drafter of an expected text, which is asked before those of the methods.
-  void add_prediction(const edgespec_settings& given, int64_t prompt, std::vector<Drafter*>& drafters) {
+  // Makes the drafter of an expected text; null: none is expected.
+  std::unique_ptr<Predicted> prediction_of(const edgespec_settings& given, int64_t prompt) const {
     if (given.prediction_count < 0 || (given.prediction_count && !given.prediction))
       refuse("prediction: no such array");
-    if (!given.prediction_count) return;
+    if (!given.prediction_count) return nullptr;
     std::vector<int64_t> expected(given.prediction, given.prediction + given.prediction_count);
     for (int64_t token : expected)
       if (token < 0 || token >= target.vocab())
         refuse("prediction: token " + std::to_string(token) + " is outside the vocabulary");
-    predicted = std::make_unique<Predicted>(std::move(expected), prompt);
-    drafters.push_back(predicted.get());
-    longest = given.guesses > 0 ? given.guesses : kLeastGuesses;
+    return std::make_unique<Predicted>(std::move(expected), prompt);
   }
 
   // The wishes of a text for its drafters.
@@ -218,7 +223,11 @@ struct edgespec_session {
     if (part != bundle.methods.end()) return part->second;
     std::string known = "auto, plain, ngram";
     for (const auto& one : bundle.methods) known += ", " + one.first;
-    refuse("method " + method + ": expected one of this bundle: " + known);
+    std::string why;
+    if (const auto elsewhere = kElsewhere.find(method); elsewhere != kElsewhere.end())
+      why = std::string("runs in Python alone: use ") + elsewhere->second + "; ";
+    if (const auto own = bundle.elsewhere.find(method); own != bundle.elsewhere.end()) why = own->second + "; ";
+    refuse("method " + method + ": " + why + "expected one of this bundle: " + known);
   }
 
   static bool reads_states(const std::string& method) {
@@ -276,7 +285,6 @@ struct edgespec_session {
     const int64_t context = std::min(own.context, target.context());
     if (!bundle.hosted)
       return std::make_unique<NativeTarget>(*bundle.draft, context, own.extra_rows, EDGESPEC_ATTENTION_EXACT, true);
-    if (!host_of_draft.run) refuse("method speculative: expected passes of a draft (edgespec_session_options)");
     const int64_t columns = own.head.empty() ? own.vocab : int64_t(own.head.size());
     return std::make_unique<HostedTarget>(host_of_draft, columns, context, own.extra_rows);
   }
@@ -319,8 +327,8 @@ struct edgespec_session {
     return made;
   }
 
-  // Makes the policy of methods with commas between, or of auto.
-  void choose(const std::string& methods, const Wanted& wanted, bool fixed, std::vector<Drafter*> first) {
+  // The methods of a text, which are separated by commas.  Throws std::invalid_argument: they cannot be made.
+  std::vector<std::string> names_of(const std::string& methods, const Wanted& wanted) const {
     std::vector<std::string> names;
     for (size_t at = 0; at <= methods.size();) {
       const size_t end = std::min(methods.find(',', at), methods.size());
@@ -329,6 +337,20 @@ struct edgespec_session {
         refuse("method " + names.back() + ": expected each one once");
       at = end + 1;
     }
+    if (names == std::vector<std::string>{"auto"}) return names;
+    if (std::count(names.begin(), names.end(), "auto")) refuse("method auto: expected no other method");
+    for (const std::string& method : names) {
+      if (method == "plain" || method == "ar") continue;
+      part_of(method);
+      if (reads_states(method) && !wanted.branch.empty()) refuse("branch: " + method + " draws chains here");
+      if (method == "speculative" && bundle.hosted && !host_of_draft.run)
+        refuse("method speculative: expected passes of a draft (edgespec_session_options)");
+    }
+    return names;
+  }
+
+  // Makes the policy of methods, or of auto.
+  void choose(std::vector<std::string> names, const Wanted& wanted, bool fixed, std::vector<Drafter*> first) {
     if (names == std::vector<std::string>{"auto"}) {
       std::vector<std::pair<std::string, double>> all = bundle.candidates();
       if (bundle.hosted && !host_of_draft.run)
@@ -337,8 +359,6 @@ struct edgespec_session {
       if (!fixed) return choose_auto(all, wanted, std::move(first));
       names = {all.front().first};
     }
-    if (names.size() > 1 && std::count(names.begin(), names.end(), "auto"))
-      refuse("method auto: expected no other method");
     std::vector<Control*> controls(first.size(), nullptr);
     for (const std::string& method : names) {
       if (method == "plain" || method == "ar") continue;
@@ -379,20 +399,13 @@ struct edgespec_session {
   }
 
   void begin(const int64_t* prompt, int64_t count, const edgespec_settings& given) {
+    // what can be refused is, before anything of the text before is given up
     expect_array(given.stops, given.stop_count, "stops");
     if (given.max_new_tokens < 0) refuse("max_new_tokens: expected 0 or more");
     StopTexts stop_texts = stop_texts_of(given);
     if (given.adapter && !bundle.adapters.count(given.adapter))
       refuse("adapter " + std::to_string(given.adapter) +
              ": expected one that was added (edgespec_bundle_add_adapter)");
-    loop.reset();
-    stream.reset();
-    use_adapter(given.adapter);
-    policy = nullptr;
-    own_policy.reset();
-    made.clear();
-    predicted.reset();
-    longest = 0;
     LoopOptions options;
     options.sampling = sampling_of(given);
     options.logprobs = given.logprobs != 0;
@@ -402,19 +415,35 @@ struct edgespec_session {
     options.new_tokens = given.max_new_tokens ? given.max_new_tokens : std::numeric_limits<int64_t>::max();
     options.stops.assign(given.stops, given.stops + given.stop_count);
     if (!given.ignore_eos) options.stops.insert(options.stops.end(), bundle.stops.begin(), bundle.stops.end());
-    std::vector<Drafter*> first;
-    add_prediction(given, count, first);
-    const std::string methods = given.method ? given.method : "auto";
-    choose(methods, wanted_of(given), given.fixed != 0, std::move(first));
-    options.guesses = longest;
     options.seeded = given.seeded != 0;
+    std::vector<int64_t> tokens(prompt, prompt + count);
+    check_prompt(tokens, target);
+    options.sampling.check(target.vocab());
+    std::unique_ptr<Predicted> expected = prediction_of(given, count);
+    const Wanted wanted = wanted_of(given);
+    std::vector<std::string> names = names_of(given.method ? given.method : "auto", wanted);
+
+    loop.reset();
+    stream.reset();
+    use_adapter(given.adapter);
+    policy = nullptr;
+    own_policy.reset();
+    made.clear();
+    predicted = std::move(expected);
+    longest = 0;
+    std::vector<Drafter*> first;
+    if (predicted) {  // it is asked before those of the methods
+      first.push_back(predicted.get());
+      longest = given.guesses > 0 ? given.guesses : kLeastGuesses;
+    }
+    choose(std::move(names), wanted, given.fixed != 0, std::move(first));
+    options.guesses = longest;
     reading.progress = nullptr;
     if (given.progress)
       reading.progress = [of = given.progress, user = given.user](int64_t done, int64_t total) {
         return of(user, done, total) != 0;
       };
-    loop = std::make_unique<Loop>(target, *policy, std::vector<int64_t>(prompt, prompt + count), std::move(options),
-                                  reading);
+    loop = std::make_unique<Loop>(target, *policy, std::move(tokens), std::move(options), reading);
     if (bundle.codec) stream = std::make_unique<TextStream>(*bundle.codec, loop->tokens(), std::move(stop_texts));
   }
 

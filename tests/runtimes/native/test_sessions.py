@@ -7,43 +7,46 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive, Control
-from edgespec.control.auto import Auto, Candidate
-from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.policy import Policy
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.heads import Blockwise, Medusa
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.ngram_stores import NGramStore, build_store
 from edgespec.drafters.plain import Plain
 from edgespec.drafters.predicted import Predicted
+from edgespec.drafters.registry import AR, AUTO, CHAIN
 from edgespec.drafters.registry import METHODS as METHODS_OF_PYTHON
-from edgespec.drafters.self_spec import SelfSpec, known_confidence, skip_set
-from edgespec.drafters.speculative import Speculative
+from edgespec.drafters.self_spec import SelfSpec
 from edgespec.engine.engine import Engine
-from edgespec.engine.known import known_rates
-from edgespec.engine.methods import LEAST_GAMMA, choose_method
-from edgespec.formulas.cost import CostModel
-from edgespec.formulas.tree import grow
-from edgespec.runtimes.files.bundle import Bundle as BundleFolder
-from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA, Manifest
+from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import PROMPTS, Written
+from tests.runtimes.native.conftest import DRAFTERS
+from tests.support.both_loops import (
+    GREEDY,
+    HOSTILE,
+    NODES,
+    PLAIN,
+    SAMPLED,
+    Both,
+    methods_of,
+    random_methods,
+    random_texts,
+    with_costs,
+)
 from tests.support.c_sessions import (
     CANCELLED,
     FULL,
@@ -56,6 +59,7 @@ from tests.support.c_sessions import (
     Refused,
     RoundFound,
     Session,
+    Settings,
     settings_of,
 )
 from tests.support.required import need
@@ -63,7 +67,6 @@ from tests.support.selftest import (
     LOOP,
     NATIVE,
     OPERATOR,
-    PLAIN,
     READERS,
     SANITIZED,
     THREADS,
@@ -71,110 +74,13 @@ from tests.support.selftest import (
     host_compiler,
     linked,
 )
+from tests.support.selftest import PLAIN as PLAIN_FLAGS
 
 pytestmark = pytest.mark.usefixtures("native")
 FORMS = "int4", "int8"
-METHODS = ("plain", "ngram", "speculative", "self-spec", "ngram,self-spec", "self-spec,speculative", "medusa",
+METHODS = (PLAIN, "ngram", "speculative", "self-spec", "ngram,self-spec", "self-spec,speculative", "medusa",
            "blockwise", "ngram,medusa")  # fmt: skip
-MEASURED = (*METHODS[1:6], "auto")  # whose control is compared
-NODES = 12  # of a tree of medusa
 TREES: tuple[tuple[int, ...], ...] = ((2,), (3, 2), (2, 2, 1))
-GREEDY = SamplingParams()
-SAMPLED = SamplingParams(0.9, seed=5, acceptance="coupled")
-HOSTILE = (
-    SamplingParams(0.0, repetition_penalty=1.7),
-    SamplingParams(0.0, logit_bias={3: -math.inf, 7: 4.5, 9: -1e30}),
-    SamplingParams(0.0, presence_penalty=1.5, frequency_penalty=0.7),
-    SamplingParams(0.0, presence_penalty=-2, frequency_penalty=-2, repetition_penalty=1e-6),
-    SamplingParams(1e-300),
-    SamplingParams(5e-324, top_p=0.5),
-    SamplingParams(1e300, top_p=0.9, logit_bias={5: -math.inf}),
-    SamplingParams(1.0, top_k=1),
-    SamplingParams(1.3, top_k=40, top_p=0.8, min_p=0.02),
-    SamplingParams(0.7, top_p=1e-9),
-    SamplingParams(2.5, min_p=1.0),
-    SamplingParams(0.8, top_p=0.95, repetition_penalty=1e6, presence_penalty=2),
-    SamplingParams(1.0, repetition_penalty=0.5, frequency_penalty=-1, logit_bias={2: 8.0}),
-)
-
-
-@dataclass
-class Both:
-    """A bundle, opened by Python and by C."""
-
-    folder: BundleFolder
-    target: Slot
-    draft: Slot
-    session: Session
-    manifest: Manifest
-    store: NGramStore | None = None
-    cycles: int = 0  # of blockwise
-
-    def drafter(self, method: str, branch: tuple[int, ...] = ()) -> Drafter:
-        target = self.target
-        if method == "ngram":
-            return NGram(store=self.store)
-        if method == "speculative":
-            return Speculative(self.draft, target.vocab_size, branch or None)
-        if method == "self-spec":
-            part = self.manifest.methods["self-spec"]
-            assert part.skip is not None
-            return SelfSpec(target, skip_set(part.skip), known_confidence(part))
-        if method == "medusa":
-            return Medusa(target, method, [path for path, _ in grow(self.manifest.methods[method].ranks, NODES)])
-        if method == "blockwise":
-            (count,) = (group.count for group in self.manifest.target.heads if group.name == method)
-            return Blockwise(target, method, count, self.cycles)
-        return Plain()
-
-    def python(self, prompt: Sequence[int], params: SamplingParams, method: str, guesses: int, tokens: int,
-               stops: Sequence[int] = (), branch: tuple[int, ...] = ()) -> list[RoundFound]:  # fmt: skip
-        options = DecodeOptions(tokens, guesses, frozenset(stops), replace(params, prompt=len(prompt)))
-        drafters = [self.drafter(one, branch) for one in method.split(",")]
-        self.target.follow([])
-        rounds = decode(self.target, Policy(drafters), prompt, options)
-        return [RoundFound(one.tokens, one.drafted, one.rejected, one.accepted, one.finish) for one in rounds]
-
-    def c(self, prompt: Sequence[int], params: SamplingParams, method: str, guesses: int, tokens: int,
-          stops: Sequence[int] = (), branch: tuple[int, ...] = ()) -> list[RoundFound]:  # fmt: skip
-        wanted = settings_of(params, method, tokens, guesses, stops, branch=branch, nodes=NODES, cycles=self.cycles)
-        return self.session.rounds(prompt, wanted)
-
-    def compare(self, *case: Any, **more: Any) -> list[RoundFound]:
-        """Compare the rounds of a text -> them."""
-        ours = self.c(*case, **more)
-        assert ours == self.python(*case, **more), case
-        return ours
-
-
-@pytest.fixture(scope="module")
-def both(bundles: Callable[..., Path]) -> Iterator[Callable[[str], Both]]:
-    made: dict[str, Both] = {}
-    opened: list[Bundle] = []
-
-    def get(form: str) -> Both:
-        if form not in made:
-            path = bundles("native", form)
-            folder = BundleFolder.open(path)
-            parts = folder.manifest.target, folder.part("draft")
-            target, draft = (open_slot(Model(path, part, "native", 1)) for part in parts)
-            opened.append(Bundle(path))
-            made[form] = Both(folder, target, draft, opened[-1].session(), folder.manifest)
-        return made[form]
-
-    yield get
-    for one in made.values():
-        one.session.close()
-    for bundle in opened:
-        bundle.close()
-
-
-def random_texts(count: int, seed: int, vocab: int) -> Iterator[tuple[list[int], np.random.Generator]]:
-    """Make prompts of any length, half of them with parts that repeat."""
-    rng = np.random.default_rng(seed)
-    for _ in range(count):
-        prompt = rng.integers(vocab, size=int(rng.integers(1, 40))).tolist()
-        yield prompt * int(rng.integers(1, 4)), rng
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -226,74 +132,38 @@ def test_blocks_of_guesses(both: Callable[[str], Both]) -> None:
         found.compare(prompt, params, "speculative", 6, 24)
 
 
-def adaptive(found: Both, method: str, data: dict[str, Any]) -> tuple[Adaptive, int]:
-    """Make Python's policy of methods, with the costs of a manifest, and the maximum number of guesses."""
-    manifest, controls, most = Manifest.model_validate(data), list[Control](), 0
-    verify = {int(rows): ms for rows, ms in manifest.cost["verify_ms"].items()}
-    promises = {one.name: one.promise for one in choose_method(manifest, "auto").candidates}
-    for name in list(promises) if method == "auto" else method.split(","):
-        part, drafter = manifest.methods[name], replace(found, manifest=manifest).drafter(name)
-        costs = CostModel(verify, *((0.0, None) if drafter.cheap else (part.draft_cost, part.first_cost)))
-        gamma = METHODS_OF_PYTHON[name].gamma or max(part.gamma, LEAST_GAMMA)
-        controls.append(Control(drafter, costs, gamma, prior=known_rates(name, part)))
-        most = max(most, gamma)
-    if method == "auto":
-        made = zip(promises.items(), controls, strict=True)
-        return Auto([Candidate(name, promise, partial(_given, control), name == "ngram")
-                     for (name, promise), control in made]), most  # fmt: skip
-    return Adaptive(controls), most
-
-
-def _given(control: Control) -> Control:
-    return control
-
-
-def with_costs(folder: Path, made: Path, rng: np.random.Generator) -> dict[str, Any]:
-    """Link a bundle's files in another folder, with other measurements in its manifest -> the manifest."""
-    made.mkdir()
-    for file in folder.iterdir():
-        if file.name != MANIFEST:
-            (made / file.name).symlink_to(file)
-    data: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
-    data["cost"] = {
-        "verify_ms": {str(rows): float(ms) for rows, ms in zip((1, 2, 4, 8), rng.uniform(5, 30, 4), strict=True)}
-    }
-    for name in ("speculative", "self-spec"):
-        rates, confidence = rng.uniform(0.3, 0.95, 4).tolist(), np.sort(rng.uniform(0.2, 1, 8)).tolist()
-        data["methods"][name] |= {
-            "draft_cost": float(rng.uniform(0.02, 0.7)), "first_cost": float(rng.uniform(0.1, 0.7)),
-            "gamma": int(rng.integers(1, 9)), "predicted_speedup": float(rng.uniform(0.9, 2)),
-            "measured": [{"acceptance": rates, "confidence": confidence, "positions": int(rng.integers(1, 400)),
-                          "text": "t", "text_sha256": "0" * 64}],
-        }  # fmt: skip
-    (made / MANIFEST).write_text(json.dumps(data), "utf-8")
-    return data
+def controlled_texts(found: Both, method: str, folder: Path) -> set[int]:
+    """Compare texts of bundles whose manifests give costs -> how many guesses rounds had."""
+    lengths, rng = set[int](), np.random.default_rng(len(method))
+    for number in range(4):
+        with_costs(found, folder / str(number), rng)
+        given = Both.open(folder / str(number))
+        for prompt, _ in random_texts(2, number, found.target.vocab_size):
+            params = SamplingParams(0.8, top_k=30, seed=int(rng.integers(1 << 40)))
+            lengths |= {len(one.drafted) for one in given.controlled(prompt, params, method, 100)}
+        given.close()
+    return lengths
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("method", MEASURED)
+@pytest.mark.parametrize("method", [*METHODS[1:], AUTO])
 def test_control_of_a_seeded_text(both: Callable[[str], Both], form: str, method: str, tmp_path: Path) -> None:
     """A seed decides a text that is sampled by rejection: nothing depends on the clock, so the rounds are the same."""
-    found, lengths, rng = both(form), set[int](), np.random.default_rng(len(method))
-    for number in range(4):
-        data = with_costs(found.folder.path, tmp_path / str(number), rng)
-        with Bundle(tmp_path / str(number)) as bundle, bundle.session() as session:
-            for prompt, _ in random_texts(2, number, found.target.vocab_size):
-                params = SamplingParams(0.8, top_k=30, seed=int(rng.integers(1 << 40)))
-                policy, most = adaptive(found, method, data)
-                options = DecodeOptions(100, most, sampling=replace(params, prompt=len(prompt)))
-                found.target.follow([])
-                theirs = [(one.tokens, one.drafted) for one in decode(found.target, policy, prompt, options)]
-                ours = session.rounds(prompt, settings_of(params, method, 100, fixed=0))
-                assert [(one.tokens, one.drafted) for one in ours] == theirs
-                lengths |= {len(one.drafted) for one in ours}
-    assert len(lengths) > 2
+    assert len(controlled_texts(both(form), method, tmp_path)) > 2
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_control_of_a_drafter(both: Callable[[str], Both], name: str, tmp_path: Path) -> None:
+    kind = DRAFTERS[name]
+    for method in (kind, f"ngram,{kind}", AUTO):
+        (tmp_path / method).mkdir()
+        assert controlled_texts(both(name), method, tmp_path / method)
 
 
 def test_a_bundle_that_nobody_prepared_drafts_by_its_planes(both: Callable[[str], Both], tmp_path: Path) -> None:
     for form in FORMS:
         found, folder = both(form), tmp_path / form
-        data = with_costs(found.folder.path, folder, np.random.default_rng(1))
+        data = with_costs(found, folder, np.random.default_rng(1))
         del data["methods"]["self-spec"], data["draft"], data["methods"]["speculative"]
         (folder / MANIFEST).write_text(json.dumps(data), "utf-8")
         with Bundle(folder) as bundle, bundle.session() as session:
@@ -312,7 +182,7 @@ def test_a_bundle_that_nobody_prepared_drafts_by_its_planes(both: Callable[[str]
             assert [(one.tokens, one.drafted) for one in ours] == [(one.tokens, one.drafted) for one in theirs]
 
 
-@pytest.mark.parametrize("method", [*METHODS, "auto"])
+@pytest.mark.parametrize("method", [*METHODS, AUTO])
 def test_control_changes_no_text(both: Callable[[str], Both], method: str) -> None:
     found, drafted = both("int8"), 0
     with Bundle(found.folder.path) as bundle, bundle.session() as session:
@@ -321,14 +191,14 @@ def test_control_changes_no_text(both: Callable[[str], Both], method: str) -> No
                 text = session.generate(prompt, settings_of(params, method, 60, fixed=0))
                 drafted += session.counts().drafted
                 assert session.counts().dropped == b""
-                assert text == [token for one in found.python(prompt, params, "plain", 1, 60) for token in one.tokens]
+                assert text == found.plain(prompt, params, 60)
     assert drafted or method == "plain"
 
 
 def test_texts_end_alike(both: Callable[[str], Both]) -> None:
     found = both("int4")
     (prompt, _), *_ = random_texts(1, 17, found.target.vocab_size)
-    text = [token for one in found.python(prompt, SAMPLED, "plain", 1, 40) for token in one.tokens]
+    text = found.plain(prompt, SAMPLED, 40)
     for method in METHODS:
         for at in (0, 3, 11, 39):
             ended = found.compare(prompt, SAMPLED, method, 6, 40, stops=[text[at], found.target.vocab_size + 5])
@@ -390,7 +260,7 @@ def test_an_ngram_store(both: Callable[[str], Both], tmp_path: Path) -> None:
 def test_a_text_that_is_expected(both: Callable[[str], Both], fixed: int) -> None:
     found, accepted = both("int4"), 0
     for prompt, rng in random_texts(6, 47, found.target.vocab_size):
-        text = [token for one in found.python(prompt, SAMPLED, "plain", 1, 60) for token in one.tokens]
+        text = found.plain(prompt, SAMPLED, 60)
         expected = [*text[:20], 5, 6, *text[24:40], *rng.integers(found.target.vocab_size, size=5).tolist(), *text[40:]]
         wanted = settings_of(SAMPLED, "ngram", 60, 6, prediction=expected, fixed=fixed)
         ours = found.session.rounds(prompt, wanted)
@@ -413,7 +283,7 @@ def test_a_method_need_not_be_named(both: Callable[[str], Both]) -> None:
     with Bundle(found.folder.path) as bundle, bundle.session() as session:
         text = session.generate([1, 2, 3], settings_of(method=None, tokens=200, fixed=0))
         assert session.counts().drafted
-    assert text == [token for one in found.python([1, 2, 3], GREEDY, "plain", 1, 200) for token in one.tokens]
+    assert text == found.plain([1, 2, 3], GREEDY, 200)
 
 
 def test_a_draft_with_another_tokenizer_is_refused(both: Callable[[str], Both], tmp_path: Path) -> None:
@@ -424,7 +294,9 @@ def test_a_draft_with_another_tokenizer_is_refused(both: Callable[[str], Both], 
     file.write_text(json.dumps(manifest), "utf-8")
     with Bundle(tmp_path / "bundle") as bundle, bundle.session() as session:
         assert len(session.generate([1, 2], settings_of(tokens=3, method="ngram"))) == 3
-        with pytest.raises(Refused, match="expected one of this bundle"):
+        with pytest.raises(
+            Refused, match="speculative: a draft with another tokenizer runs in Python alone: use ngram"
+        ):
             session.generate([1, 2], settings_of(tokens=3, method="speculative"))
 
 
@@ -437,7 +309,7 @@ def test_a_session_reuses_what_it_has_read(both: Callable[[str], Both]) -> None:
         longer = prompt + first + [5, 6, 7]
         again = session.generate(longer, settings_of(tokens=20, method="ngram"))
         assert session.counts().reused_tokens >= len(prompt) + len(first) - 1
-        assert again == [token for one in found.python(longer, GREEDY, "plain", 1, 20) for token in one.tokens]
+        assert again == found.plain(longer, GREEDY, 20)
 
 
 def bundle_of(made: Written, folder: Path) -> Path:
@@ -520,8 +392,50 @@ def test_saved_texts(both: Callable[[str], Both], tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["changed", "cut", "saved"]
 
 
-def test_cancelled_at_every_point(both: Callable[[str], Both]) -> None:
-    """However often a text is cancelled, what follows is the text of one that was not."""
+def stopped(session: Session, prompt: Sequence[int], wanted: Settings, point: int) -> tuple[list[int], list[int]]:
+    """Write a text that is cancelled where its session asks for the n-th time whether to go on, and goes on.
+
+    Returns:
+        Its tokens, and the statuses that its calls failed with.
+    """
+    session.generate([9], settings_of(method=wanted.method.decode(), tokens=2))  # the last text is another one
+    tokens, failed, asked, begun = list[int](), list[int](), count(1), False
+    wanted.progress = PROGRESS(lambda user, done, of: next(asked) == point)
+    while True:
+        try:
+            if not begun:
+                session.begin(prompt, wanted)
+                begun = True
+            found = session.next()
+        except Refused as refused:
+            failed.append(refused.status)
+            continue
+        tokens += found.tokens
+        if found.finish is not None:
+            assert session.counts().dropped == b""
+            return tokens, failed
+
+
+@pytest.mark.parametrize("name", ["int4", *DRAFTERS])
+def test_cancelled_at_every_point(both: Callable[[str], Both], name: str) -> None:
+    """Wherever a text is cancelled, also while it or a draft reads the prompt, it goes on as if it had not been."""
+    found = both(name)
+    prompt = [token % found.target.vocab_size for token in [*range(1, 160)] * 2]
+    everything = ",".join(one for one in found.singles if one != PLAIN)
+    with Bundle(found.folder.path) as bundle, bundle.session() as session:
+        for method in (*found.singles, everything):
+            wanted = settings_of(SAMPLED, method, 12, 4, nodes=NODES)
+            whole, _ = stopped(session, prompt, wanted, 0)
+            for point in count(1):
+                tokens, failed = stopped(session, prompt, wanted, point)
+                assert tokens == whole, (method, point)
+                assert failed in ([], [CANCELLED]), (method, point)
+                if not failed:
+                    break
+            assert point > 3
+
+
+def test_what_was_read_before_a_cancellation_is_kept(both: Callable[[str], Both]) -> None:
     found, prompt = both("int4"), [*range(1, 160)] * 2
     with Bundle(found.folder.path) as bundle, bundle.session() as session:
         for method in METHODS:
@@ -578,7 +492,7 @@ def test_eight_sessions_over_one_bundle(both: Callable[[str], Both]) -> None:
         for session in sessions:
             session.close()
     for prompt, text in zip(prompts, texts, strict=True):
-        assert text == [token for one in found.python(prompt, SAMPLED, "plain", 1, 24) for token in one.tokens]
+        assert text == found.plain(prompt, SAMPLED, 24)
 
 
 class Parity:
@@ -643,6 +557,38 @@ def test_log_probabilities(both: Callable[[str], Both]) -> None:
                     assert [value for _, value in likely] == pytest.approx([value for _, value in expected], abs=1e-6)
 
 
+def test_a_text_goes_on_after_a_refused_one(both: Callable[[str], Both], tmp_path: Path) -> None:
+    """A call that is refused has changed nothing: the text that was begun continues."""
+    found = both("int4")
+    vocab = found.target.vocab_size
+    bad: tuple[tuple[list[int], dict[str, Any]], ...] = (
+        ([], {}), ([vocab], {}), ([1] * (found.target.context + 1), {}), ([1], {"method": "?"}),
+        ([1], {"method": "ngram,ngram"}), ([1], {"method": "ngram,auto"}), ([1], {"method": "dspark"}),
+        ([1], {"branch": (8, 9)}), ([1], {"tokens": -1}), ([1], {"guesses": 65}), ([1], {"prediction": [-1]}),
+        ([1], {"adapter": 1}), ([1], {"top_logprobs": 21}), ([1], {"stop_texts": ["a"]}), ([1], {"top_p": 2.0}),
+        ([1], {"nodes": 65}), ([1], {"cycles": -1}), ([1], {"params": SamplingParams(logit_bias={vocab: 1.0})}),
+    )  # fmt: skip
+    with Bundle(found.folder.path) as bundle, bundle.session() as session:
+        for method in (*found.singles, AUTO):
+            prompt, wanted = [1, 2, 3] * 5, settings_of(SAMPLED, method, 60, fixed=int(method != AUTO))
+            whole = session.generate(prompt, wanted)
+            session.begin(prompt, wanted)
+            tokens = session.next().tokens
+            for other, more in bad:
+                with pytest.raises(Refused):
+                    session.begin(other, settings_of(**more))
+                with pytest.raises(Refused):
+                    session.generate(other, settings_of(**more))
+                with pytest.raises(Refused):
+                    session.restore(tmp_path / "none")
+                if len(tokens) < len(whole):
+                    tokens += session.next().tokens
+            while len(tokens) < len(whole):
+                tokens += session.next().tokens
+            assert tokens == whole
+            assert session.counts().tokens == len(whole)
+
+
 def test_what_does_not_fit_is_refused(both: Callable[[str], Both], tmp_path: Path) -> None:
     found = both("int4")
     vocab = found.target.vocab_size
@@ -690,7 +636,7 @@ def test_what_does_not_fit_is_refused(both: Callable[[str], Both], tmp_path: Pat
 def test_no_manifest_ends_the_process(both: Callable[[str], Both], tmp_path: Path) -> None:
     """Whatever a manifest says, it is refused with a reason, or a text can be decoded."""
     found, rng = both("int4"), np.random.default_rng(5)
-    data = with_costs(found.folder.path, tmp_path / "made", rng)
+    data = with_costs(found, tmp_path / "made", rng)
     whole, odd = json.dumps(data), ("-1", "1e999", "null", "[]", "{}", '"x"', "9" * 30, "true", "0.5", "4294967296")
     numbers = [match.span() for match in re.finditer(r"(?<=[ \[])-?\d+(\.\d+)?(?=[,\]}])", whole)]
     opened, refused = 0, list[Refused]()
@@ -714,27 +660,54 @@ def test_no_manifest_ends_the_process(both: Callable[[str], Both], tmp_path: Pat
     assert all(str(error).startswith("edgespec: ") for error in refused)
 
 
+def test_every_method_of_python_runs_or_is_named(both: Callable[[str], Both]) -> None:
+    """All methods that both have are compared above, and no other one is refused without saying what to use."""
+    run = {one for name in (*FORMS, *DRAFTERS) for one in both(name).singles}
+    assert run == {one for several in METHODS for one in several.split(",")} | {*DRAFTERS.values()}
+    for name in (*FORMS, *DRAFTERS):
+        found = both(name)
+        for method in {*METHODS_OF_PYTHON, CHAIN} - {AR, *found.singles}:
+            words = "expected one of this bundle" if method in run else "runs in Python alone: use "
+            with pytest.raises(Refused, match=f"^edgespec: method {method}: .*{words}"):
+                found.session.begin([1], settings_of(method=method))
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("form", FORMS)
-def test_thousands_of_random_texts(both: Callable[[str], Both], form: str) -> None:
-    found = both(form)
-    for at, (prompt, rng) in enumerate(random_texts(2500, 29, found.target.vocab_size)):
+@pytest.mark.parametrize("name", [*FORMS, *DRAFTERS])
+def test_thousands_of_random_texts(both: Callable[[str], Both], name: str) -> None:
+    """Texts are new, continue the one before, or begin as it does."""
+    found, drawn, text = both(name), set[str](), list[int]()
+    for at, (new, rng) in enumerate(random_texts(5000 // len([*FORMS, *DRAFTERS]) + 1, 29, found.target.vocab_size)):
         base = (GREEDY, SAMPLED, *HOSTILE)[int(rng.integers(2 + len(HOSTILE)))]
         params = replace(base, seed=at, acceptance="coupled" if rng.integers(2) else "rejection")
-        method = METHODS[int(rng.integers(len(METHODS)))]
-        found.compare(prompt, params, method, int(rng.integers(1, 9)), int(rng.integers(1, 33)))
+        method, guesses, tokens = random_methods(found, rng), int(rng.integers(1, 9)), int(rng.integers(1, 33))
+        prompt = (new, [*text, *new], [*text[: len(text) // 2], *new])[at % 3]
+        rounds = found.compare(prompt, params, method, guesses, tokens)
+        drawn |= {*method.split(",")}
+        text = [*prompt, *(token for one in rounds for token in one.tokens)][:200]
+        if at % 4 == 0 and (params.greedy or params.acceptance == "coupled"):  # with control, which looks at a clock
+            wanted = settings_of(params, AUTO if at % 8 else method, tokens, fixed=0, nodes=NODES)
+            assert found.session.generate(prompt, wanted) == text[len(prompt) :] or len(text) == 200
+            assert found.session.counts().dropped == b""
+    assert drawn == {*found.singles}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("sanitizer", [SANITIZED, THREADS], ids=["memory", "threads"])
-def test_sessions_under_sanitizers(bundles: Callable[..., Path], tmp_path: Path, sanitizer: tuple[str, ...]) -> None:
+def test_sessions_under_sanitizers(both: Callable[[str], Both], tmp_path: Path, sanitizer: tuple[str, ...]) -> None:
+    """Eight sessions over one bundle, for every method and all of them in turn."""
     compiler = host_compiler()
     assert compiler, "no C++ compiler"
-    flags = (*PLAIN, *sanitizer)
+    flags = (*PLAIN_FLAGS, *sanitizer)
     names = (*OPERATOR, *READERS, *LOOP, "texts_at_once")
     objects = compiled(tmp_path / "objects", compiler, names, (), flags)  # kernels have their own tests
     program = linked(tmp_path / "program", compiler, objects, flags)
-    assert program.run(str(bundles("native")), "8", "40") == "0 of 8 texts differ\n"
+    for name in ("int8", *DRAFTERS):
+        found = both(name)
+        methods = [*methods_of(found.session), ",".join(one for one in found.singles if one != PLAIN)]
+        for first in range(0, len(methods), 8):
+            said = program.run(str(found.folder.path), "8", "40", *methods[first : first + 8])
+            assert said == "0 of 8 texts differ\n", name
 
 
 def test_the_example_writes_the_tokens_of_python(bundles: Callable[..., Path], engines: Callable[..., Engine],
