@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture, known
@@ -32,7 +33,21 @@ MIXTURES = Experts(
 
 @known("granite", "granite-3.3-2b-instruct", "multipliers of embedding, scores, sub-layers, logits")
 class Granite(Architecture):
-    """Granite 3: what ends a sub-layer carries its multiplier."""
+    """Granite 3: what a sub-layer adds to the stream is multiplied.
+
+    Norms make the scale of the stream irrelevant, so the embedding is divided by the multiplier instead, and matrices
+    stay as they are stored.  The epsilon of norms is divided by its square.  State spaces have norms inside, with the
+    same epsilon: with those, what ends a sub-layer carries the multiplier.
+    """
+
+    def configure(self) -> dict[str, Any]:
+        found, values = super().configure(), self.settings.values
+        times = self.settings.positive("residual_multiplier", 1.0)
+        if not found.get("convolutions"):
+            values["embedding_multiplier"] = self.settings.number("embedding_multiplier", 1.0) / times
+            values["residual_multiplier"] = 1.0
+            self.eps /= times**2
+        return found
 
     def embed(self, ops: Ops) -> Value:
         return ops.embed(self.embedding, scale=self.settings.number("embedding_multiplier", 1.0))
@@ -47,6 +62,8 @@ class Granite(Architecture):
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         times, found = self.settings.number("residual_multiplier", 1.0), dict(super().derived(source))
+        if times == 1:
+            return found
         for layer in range(self.facts.layers):
             for module in ("self_attn.o_proj", "mlp.down_proj", "linear_attn.out_proj"):
                 if module.startswith("linear_attn") and layer not in self.facts.convolutions:
