@@ -81,15 +81,19 @@ def models_table() -> str:
     """Make the table of supported models from the registered architectures and the types with images or sound."""
     from edgespec.export.architectures import ARCHITECTURES
     from edgespec.export.architectures.sights import READ
+    from edgespec.export.source.gguf_kinds import model_types
 
-    rows = [("model_type", "for example", "kind", "operators"), ("---",) * 4]
+    files = model_types()
+    files["umt5"] = files["t5"]  # a file's own tensors tell them apart
+    rows = [("model_type", "for example", "kind", "operators", "GGUF architecture"), ("---",) * 5]
     for name, kind in ARCHITECTURES.items():
         pair = any(base.__name__ == "EncoderDecoder" for base in kind.__mro__)
         what = "encoder-decoder" if pair else "pictures" if kind.features.startswith("codes of pictures") else "decoder"
-        rows.append((f"`{name}`", kind.example, what, "native" if pair or NATIVE in kind.features else "native, stock"))
+        operators = "native" if pair or NATIVE in kind.features else "native, stock"
+        rows.append((f"`{name}`", kind.example, what, operators, ", ".join(f"`{one}`" for one in files.get(name, ()))))
     for sense, types in READ.items():
         names = ", ".join(f"`{name}`" for name in sorted(types))
-        rows.append((names, f"[below](#{sense})", f"decoder with {sense}", "native"))
+        rows.append((names, f"[below](#{sense})", f"decoder with {sense}", "native", ""))
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 

@@ -376,6 +376,8 @@ class Architecture(Decoder):
         for layer in range(self.facts.layers):
             at, theirs = f"{LAYERS}.{layer}", f"{self.layers_at}.{layer}"
             for name, modules in self.stacked.items():
+                if source.has(f"{at}.{modules[0]}.weight"):  # one by one, as in GGUF
+                    continue
                 found |= stacked(original(source, f"{theirs}.{name}.weight"), at, modules, self.facts)
             if self.grouped_qkv:
                 whole = f"{theirs}.{self.grouped_qkv}"

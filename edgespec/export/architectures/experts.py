@@ -126,7 +126,9 @@ class Experts(Part):
             parts: dict[str, Extra] = {}
             both = next((pair for pair in self.fused if source.has(at + pair[0])), self.fused[0])
             for part, (n, k, first) in sizes.items():
-                if self.single and source.has(at + self.single.format(0, self.parts[part])):
+                if source.has(f"{at}mlp.experts.{part}.weight"):  # those of all below each other, as in GGUF
+                    experts = original(source, f"{at}mlp.experts.{part}.weight")
+                elif self.single and source.has(at + self.single.format(0, self.parts[part])):
                     names = (self.single.format(number, self.parts[part]) for number in range(count))
                     experts = stacked(tuple(original(source, at + name) for name in names), count, n, k)
                 else:

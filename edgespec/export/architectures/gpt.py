@@ -198,6 +198,8 @@ class Gpt2(Architecture):
         names = {"self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
         for layer in range(self.facts.layers):
             ours, theirs = f"{LAYERS}.{layer}", f"{self.layers_at}.{layer}"
+            if source.has(f"{ours}.{QKV[0]}.weight"):  # one by one, outputs first, as in GGUF
+                continue
             for part, name in names.items():
                 found[f"{ours}.{part}.weight"] = transposed(original(source, f"{theirs}.{name}.weight"))
                 found[f"{ours}.{part}.bias"] = original(source, f"{theirs}.{name}.bias")

@@ -92,6 +92,8 @@ class FusedDeltaRules(DeltaRules):
         for layer in arch.facts.convolutions:
             at = f"{LAYERS}.{layer}.linear_attn.in_proj_"
             for part, ids in rows.items():
+                if source.has(f"{at}{part}.weight"):  # q, k, v and z as they are used, as in GGUF
+                    continue
                 whole = original(source, f"{at}{'ba' if part in 'ab' else 'qkvz'}.weight")
                 found[f"{at}{part}.weight"] = rows_of(whole, ids.ravel())
         return found

@@ -194,13 +194,17 @@ def made_of(of: Extra, shape: tuple[int, ...], make: Callable[[Floats], Floats],
 
 
 def taps(of: Extra, order: Ids | None = None) -> Extra:
-    """Transpose the taps of a convolution, [hidden, 1, length], to [length * hidden]; ``order``: int64 [hidden]."""
+    """Transpose the taps of a convolution, [hidden, 1, length] or without the 1, to [length * hidden].
+
+    Args:
+        order: of channels, int64 [hidden].
+    """
 
     def read(rows: slice, columns: slice | None) -> Floats:
-        found = of.read(slice(None), None)[:, 0]
+        found = of.read(slice(None), None).reshape(of.shape[0], -1)
         return (found if order is None else found[order]).T.ravel()[rows]
 
-    return Extra(lambda: (of.shape[0] * of.shape[2],), read, of.origins)
+    return Extra(lambda: (of.shape[0] * of.shape[-1],), read, of.origins)
 
 
 def exponential(of: Extra) -> Extra:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.source.gguf_kinds import (
+    ATTENTION,
+    KINDS,
+    LAYER_EPS,
+    LONG_FACTORS,
+    PAIRS,
+    REBUILD,
+    ROPE_FACTORS,
+    WITHOUT_END,
+    Facts,
+    Kind,
+    Metadata,
+    shortest,
+)
 from edgespec.export.source.gguf_t5 import t5_config, t5_name
-from edgespec.export.source.stored import Stored
-from edgespec.export.tokenizers.facts import Described, build
+from edgespec.export.tokenizers.facts import Described, bpe_model, build, tokenizer_json
 from edgespec.export.tokenizers.sentencepieces import (
     BPE,
     BYTE,
     CONTROL,
     NORMAL,
+    SPACE,
     UNIGRAM,
     UNKNOWN,
     UNUSED,
@@ -31,179 +45,151 @@ from edgespec.export.tokenizers.sentencepieces import (
     new_sentencepiece,
 )
 from edgespec.export.tokenizers.vocabulary import (
+    DEEPSEEK3,
+    DEEPSEEK_CODER,
     GPT2,
     GPT4O,
     LLAMA3,
+    MINICPM5,
     QWEN2,
+    QWEN35,
+    SEED,
     TEKKEN,
+    TINY_AYA,
     AddedToken,
     describe_byte_level,
     place,
     surround,
 )
 
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
-MLP = ("ffn_gate", "ffn_up", "ffn_down")
-SANDWICH = {  # gemma 2 and 3: norms before and after each sub-layer
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-OPENAI_MOE = {  # norms of both sub-layers are named after attention; experts are matrices below each other
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_post_norm": "post_attention_layernorm",
-    "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps": "mlp.experts.gate",
-    "ffn_up_exps": "mlp.experts.up",
-    "ffn_down_exps": "mlp.experts.down",
-}
-SINKS = re.compile(r"blk\.(\d+)\.attn_sinks\.weight")
-SANDWICHED = ("gemma2", "gemma3_text")
-MIXTURES = ("gpt_oss",)
 T5 = ("t5", "umt5")
 UGM = "t5"  # llama.cpp's name of unigram tokenizers, whichever model has one
-ROPE_FACTORS = "rope_freqs.weight"  # becomes part of the configuration
-
-
-def hf_name(file: Path, name: str, config: Mapping[str, Any]) -> str | None:
-    """Return the Hugging Face name of a tensor; None = it is none of the checkpoint's."""
-    if name == ROPE_FACTORS:
-        return None
-    model_type = str(config["model_type"])
-    if model_type in T5 and (known := t5_name(name, config)):
-        return known
-    layer = LAYER | (SANDWICH if model_type in SANDWICHED else OPENAI_MOE if model_type in MIXTURES else {})
-    if model_type in MIXTURES and (match := SINKS.fullmatch(name)):
-        return f"model.layers.{match[1]}.self_attn.sinks"
-    if (match := re.fullmatch(r"(\w+)\.(weight)", name)) and match[1] in TOP:
-        return f"{TOP[match[1]]}.{match[2]}"
-    if (match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)) and match[2] in layer:
-        return f"model.layers.{match[1]}.{layer[match[2]]}.{match[3]}"
-    raise UnsupportedModel(
-        f"{file}: tensor {name} is unknown for model type {model_type}: the file needs more than this model type has",
-        "export from the Hugging Face checkpoint",
-    )
-
-
-Metadata = Mapping[str, Any]
-MODEL_TYPES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-    "gemma": ("gemma", "GemmaForCausalLM"),
-    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
-    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
-    "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
-    "t5": ("t5", "T5ForConditionalGeneration"),
-}
-"""general.architecture -> model_type and class; mistral is "llama" there, and the same decoder."""
 EMBEDDING = ("bert", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "llama-embed", "modern-bert", "neo-bert",
              "nomic-bert", "nomic-bert-moe", "t5encoder")  # fmt: skip
 """Architectures whose rows see later tokens: they make embeddings, no text."""
 RANK = 4  # the pooling of a reranker
 LOW, HIGH = 1.0, 4.0  # low_freq_factor and high_freq_factor of every llama3 scaling so far
-REBUILD = "export from the Hugging Face checkpoint"
+CHANGES = ("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping", "logit_scale",
+           "residual_scale", "embedding_scale", "attention.scale", "attention.output_scale", "attention.value_scale",
+           "attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_scale",
+           "attention.shared_kv_layers", "attention.recurrent_layers", "attention.rope_pattern", "expert_count",
+           "expert_group_count", "expert_weights_scale", "expert_gating_func", "embedding_length_per_layer_input",
+           "shortconv.l_cache", "ssm.inner_size", "rope.scaling.alpha", "rope.dimension_sections", "swin_norm",
+           "n_deepstack_layers", "interleave_moe_layer_step", "num_loops")  # fmt: skip
+"""Keys of metadata that change what a model computes: a file with one that nothing here reads is refused."""
 
 
-class Facts:
-    """The metadata of one architecture, checked when it is read."""
+def kind_of(facts: Facts) -> Kind:
+    """Return how the file's architecture is read.
 
-    def __init__(self, file: Path, metadata: Metadata) -> None:
-        self.file, self.metadata = file, metadata
-        self.architecture = str(metadata.get("general.architecture"))
-        if self.architecture not in MODEL_TYPES:
-            what = ", an embedding model," if self.architecture in EMBEDDING else ""
-            raise UnsupportedModel(
-                f"{file}: GGUF architecture {self.architecture!r}{what} is not supported; supported: "
-                f"{', '.join(MODEL_TYPES)}",
-                REBUILD,
-            )
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """``ARCHITECTURE.key``."""
-        return self.metadata.get(f"{self.architecture}.{key}", default)
-
-    def number(self, key: str, default: float | None = None) -> Any:
-        """Return a positive number; the same for all layers, where the file has one for each."""
-        value = self.get(key, default)
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                name = f"{self.architecture}.{key}"
-                raise UnsupportedModel(f"{self.file}: {name} differs between layers: {value}", REBUILD)
-            value = value[0]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ExportError(
-                f"{self.file}: expected a positive number {self.architecture}.{key}, got {value!r}",
-                "the file is damaged: download it again",
-            )
-        return value
+    Raises:
+        UnsupportedModel: no row of ``KINDS``.
+    """
+    if facts.architecture not in KINDS:
+        what = ", an embedding model," if facts.architecture in EMBEDDING else ""
+        raise UnsupportedModel(
+            f"{facts.file}: GGUF architecture {facts.architecture!r}{what} is not supported; supported: "
+            f"{', '.join(KINDS)}",
+            REBUILD,
+        )
+    found = KINDS[facts.architecture]
+    if isinstance(found, Kind):
+        return found
+    return found.first if found.where(facts) else found.second
 
 
-def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -> dict[str, Any]:
+def hf_name(facts: Facts, kind: Kind, name: str, config: Mapping[str, Any]) -> str | None:
+    """Return the Hugging Face name of a tensor; None = it is none of the checkpoint's.
+
+    Raises:
+        UnsupportedModel: the architecture has no such tensor.
+    """
+    if name == ROPE_FACTORS or (name in LONG_FACTORS and kind.model_type == "phi3"):
+        return None
+    if config["model_type"] in T5:
+        found = t5_name(name, config)
+    elif match := re.fullmatch(r"blk\.(\d+)\.(.+)", name):
+        if facts.layers <= int(match[1]) < facts.layers + facts.guessing:
+            return None
+        found = _named(match[2], kind.layer)
+        if found is not None:
+            own = found.startswith("=")
+            found = f"{'model.layers' if own else kind.at}.{match[1]}.{found.removeprefix('=')}"
+    else:
+        found = _named(name, kind.outer)
+        norm = name == "output_norm.bias" and kind.eps[1] == LAYER_EPS
+        if name.endswith(".bias") and not norm and name not in kind.outer:
+            found = None
+    if found is None:
+        raise UnsupportedModel(
+            f"{facts.file}: tensor {name} is unknown for model type {config['model_type']}: the file needs more than "
+            "this model type has",
+            "export from the Hugging Face checkpoint",
+        )
+    return found
+
+
+def _named(name: str, table: Mapping[str, str]) -> str | None:
+    module, _, end = name.rpartition(".")
+    if name in table and (end in ("weight", "bias", "scale") or name in WITHOUT_END):
+        return table[name]
+    return f"{table[module]}.{end}" if module in table and end in ("weight", "bias") else None
+
+
+def gguf_config(facts: Facts, kind: Kind) -> dict[str, Any]:
     """Return what config.json would say, from the metadata and the tensors under the file's own names.
 
     Raises:
         UnsupportedModel: an architecture or an option of it that is not supported.
         ExportError: facts that are missing.
     """
-    facts = Facts(file, metadata)
-    _refuse(facts, tensors)
-    model_type, name = MODEL_TYPES[facts.architecture]
-    if model_type in T5:
+    tensors, metadata = facts.tensors, facts.metadata
+    _refuse(facts)
+    if kind.model_type in T5:
         start = {"decoder_start_token_id": int(facts.get("decoder_start_token_id", 0))}
         return t5_config(facts.number, tensors) | start | _tokens_named(metadata)
+    own = kind.settings(facts)
     heads, hidden = facts.number("attention.head_count"), facts.number("embedding_length")
-    key_length = facts.number("attention.key_length", hidden // heads)
-    _refuse_heads(facts, key_length)
+    size = own.get("head_dim") or facts.number("attention.key_length", hidden // heads)
     config: dict[str, Any] = {
-        "architectures": [name],
-        "model_type": model_type,
+        "architectures": [kind.name],
+        "model_type": kind.model_type,
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": facts.number(
-            "expert_feed_forward_length" if model_type in MIXTURES else "feed_forward_length"
-        ),
-        "num_hidden_layers": facts.number("block_count"),
+        "num_hidden_layers": facts.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": facts.number("attention.head_count_kv", heads),
-        "head_dim": key_length,
+        "head_dim": size,
         "max_position_embeddings": facts.number("context_length"),
-        "rms_norm_eps": _short(facts.number("attention.layer_norm_rms_epsilon")),
-        "rope_theta": _short(facts.number("rope.freq_base", 10000.0)),
+        kind.eps[0]: shortest(facts.number(kind.eps[1])),
+        "rope_theta": shortest(facts.number("rope.freq_base", 10000.0)),
         "tie_word_embeddings": "output.weight" not in tensors,
         "hidden_act": "silu",
+        "attention_bias": any(facts.has(name, "bias") for name in [*ATTENTION][: 4 - kind.plain_output]),
     }
-    config |= _tokens_named(metadata)
-    if model_type in ("llama", "qwen3"):
-        config["attention_bias"] = any(f"blk.0.{name}.bias" in tensors for name in ATTENTION)
-    if model_type == "llama":
-        config["mlp_bias"] = any(f"blk.0.{name}.bias" in tensors for name in MLP)
-    if scaling := _scaling(facts, tensors, config):
-        config["rope_scaling"] = scaling
-        if model_type == "gpt_oss":  # as it was trained; llama.cpp rounds the ends of the blend
-            scaling["truncate"] = False
-    return config | (EXTRA[model_type](facts) if model_type in EXTRA else {})
+    if "intermediate_size" not in own:
+        width = "feed_forward_length"
+        config["intermediate_size"] = facts.number(width, facts.get("expert_feed_forward_length"))
+    if "num_key_value_heads" not in own:
+        config["num_key_value_heads"] = facts.number("attention.head_count_kv", heads)
+    if "global_head_dim" not in own:
+        _refuse_heads(facts, kind, size)
+        turned = facts.number("rope.dimension_count", size)
+        if not kind.whole_heads and kind.model_type != "gpt2":
+            share = turned / size
+            config["partial_rotary_factor"] = share if int(size * share) == turned else math.nextafter(share, 1)
+        if scaling := _scaling(facts, config):
+            config["rope_scaling"] = scaling
+            if kind.model_type == "gpt_oss":  # as it was trained; llama.cpp rounds the ends of the blend
+                scaling["truncate"] = False
+    config |= _tokens_named(metadata) | own
+    if unread := [key for key in CHANGES if key not in facts.seen and facts.peek(key)]:
+        raise facts.unsupported(unread[0], f"is not supported for this architecture: {facts.peek(unread[0])!r}")
+    return config
 
 
-def _refuse(facts: Facts, tensors: Mapping[str, Stored]) -> None:
+def _refuse(facts: Facts) -> None:
     """Reject files of other models than text decoders, and incomplete ones."""
     file = facts.file
-    if facts.get("expert_count") and MODEL_TYPES[facts.architecture][0] not in MIXTURES:
-        raise UnsupportedModel(f"{file}: a mixture of experts is not supported for {facts.architecture}", REBUILD)
     if facts.get("attention.causal") is False:
         raise UnsupportedModel(
             f"{file}: is an embedding model: its rows see later tokens ({facts.architecture}.attention.causal is "
@@ -215,22 +201,24 @@ def _refuse(facts: Facts, tensors: Mapping[str, Stored]) -> None:
             f"{file}: is a reranker ({facts.architecture}.pooling_type {RANK}): it scores texts and writes none",
             "take a model that writes text",
         )
-    if "token_embd.weight" not in tensors:
+    if "token_embd.weight" not in facts.tensors:
         raise ExportError(f"{file}: has no tensor token_embd.weight", "give the file of a whole model")
 
 
-def _refuse_heads(facts: Facts, key_length: int) -> None:
-    """Refuse heads that are not all alike."""
+def _refuse_heads(facts: Facts, kind: Kind, size: int) -> None:
     file = facts.file
-    if facts.number("attention.value_length", key_length) != key_length:
+    if facts.number("attention.value_length", size) != size:
         raise UnsupportedModel(f"{file}: values of another length than keys are not supported", REBUILD)
-    if facts.number("rope.dimension_count", key_length) != key_length:
+    turned = facts.number("rope.dimension_count", size)
+    if turned > size or ((kind.whole_heads or kind.rows is PAIRS) and turned != size):
         raise UnsupportedModel(f"{file}: rotary positions on a part of the head are not supported", REBUILD)
-    for name in ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"):
-        if facts.number(name, key_length) != key_length:
+    for name, usual in (
+        ("attention.key_length_swa", size),
+        ("attention.value_length_swa", size),
+        ("rope.dimension_count_swa", turned),
+    ):
+        if facts.number(name, usual) != usual:
             raise UnsupportedModel(f"{file}: layers with heads of other sizes ({name}) are not supported", REBUILD)
-    if facts.get("nextn_predict_layers"):
-        raise UnsupportedModel(f"{file}: layers that guess (nextn_predict_layers) are not supported", REBUILD)
 
 
 def _tokens_named(metadata: Metadata) -> dict[str, int]:
@@ -239,13 +227,15 @@ def _tokens_named(metadata: Metadata) -> dict[str, int]:
     return {key: int(number) for key, number in found.items() if number is not None}
 
 
-def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Any] | None:
-    if ROPE_FACTORS in tensors:
-        factors = tensors[ROPE_FACTORS].read(slice(None), None).astype(np.float64)
+def _scaling(facts: Facts, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    if ROPE_FACTORS in facts.tensors:
+        factors = facts.tensors[ROPE_FACTORS].read(slice(None), None).astype(np.float64)
         return llama3_scaling(facts.file, factors, config["rope_theta"], config["max_position_embeddings"])
     kind = str(facts.get("rope.scaling.type", "linear"))  # as in llama.cpp, a factor without a type is linear
     factor = float(facts.get("rope.scaling.factor", facts.get("rope.scale_linear", 1.0))) or 1.0
     grown = float(facts.get("rope.scaling.attn_factor", 1.0))  # of scores, in addition to yarn's own factor
+    if kind == "longrope" or "rope_factors_long.weight" in facts.tensors:
+        return None  # of phi3
     if kind != "yarn" and grown != 1:
         raise UnsupportedModel(
             f"{facts.file}: {facts.architecture}.rope.scaling.attn_factor {grown:g} is supported for yarn alone, and "
@@ -254,15 +244,26 @@ def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, A
         )
     if kind == "none" or (kind == "linear" and factor == 1):
         return None
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": _short(factor)}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": shortest(factor)}
     if (original := facts.get("rope.scaling.original_context_length")) is not None:
         scaling["original_max_position_embeddings"] = int(original)
-    if kind == "yarn":
-        if grown != 1:
-            scaling["attention_factor"] = grown * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
-        for name in ("beta_fast", "beta_slow"):
-            if (beta := facts.get(f"rope.scaling.yarn_{name}")) is not None:
-                scaling[name] = _short(float(beta))
+    return scaling | (_yarn(facts, factor, grown) if kind == "yarn" else {})
+
+
+def _yarn(facts: Facts, factor: float, grown: float) -> dict[str, Any]:
+    """Return what YaRN needs besides its factor, of whose scores ``grown`` is a further one."""
+    scaling: dict[str, Any] = {}
+    if grown != 1:
+        scaling["attention_factor"] = grown * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
+    if (times := facts.get("rope.scaling.yarn_attn_factor")) is not None:  # that of config.json
+        scaling["attention_factor"] = shortest(times)
+    if every := facts.get("rope.scaling.yarn_log_multiplier"):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": shortest(every)}
+    if beta := facts.get("attention.temperature_scale"):
+        scaling["llama_4_scaling_beta"] = shortest(beta)
+    for name in ("beta_fast", "beta_slow"):
+        if (beta := facts.get(f"rope.scaling.yarn_{name}")) is not None:
+            scaling[name] = shortest(float(beta))
     return scaling
 
 
@@ -290,93 +291,41 @@ def llama3_scaling(file: Path, factors: NDArray[np.float64], theta: float, conte
     for original in guesses:
         blend = np.clip((original / wavelengths - LOW) / (HIGH - LOW), 0, 1)
         if factor >= 1 and np.allclose(1 / ((1 - blend) / factor + blend), factors, rtol=1e-3):
-            found = {"factor": _short(factor), "low_freq_factor": LOW, "high_freq_factor": HIGH}
+            found = {"factor": shortest(factor), "low_freq_factor": LOW, "high_freq_factor": HIGH}
             return {"rope_type": "llama3", **found, "original_max_position_embeddings": int(original)}
     raise UnsupportedModel(
         f"{file}: {ROPE_FACTORS} holds factors that are not those of the llama3 scaling ({LOW:g} to {HIGH:g})", REBUILD
     )
 
 
-def _gemma(facts: Facts) -> dict[str, Any]:
-    return {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
-
-
-def _gemma2(facts: Facts) -> dict[str, Any]:
-    heads, large = facts.number("attention.head_count"), facts.number("block_count") == 46
-    for key, usual in (
-        ("attention.sliding_window_pattern", 2),
-        ("rope.freq_base_swa", facts.get("rope.freq_base", 1e4)),
-    ):
-        if facts.get(key, usual) != usual:
-            raise UnsupportedModel(f"{facts.file}: gemma2.{key} other than {usual} is not supported", REBUILD)
-    query = facts.number("embedding_length") // heads if large else facts.number("attention.key_length", 256)
-    return _gemma(facts) | {  # only the 27B model scales queries by another size than the head's
-        "query_pre_attn_scalar": query,
-        "attn_logit_softcapping": facts.number("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": facts.number("final_logit_softcapping", 30.0),
-        "sliding_window": int(facts.number("attention.sliding_window", 4096)),
-    }
-
-
-def _gemma3(facts: Facts) -> dict[str, Any]:
-    heads, large = facts.number("attention.head_count"), facts.number("block_count") == 62
-    query = facts.number("embedding_length") // heads if large else facts.number("attention.key_length", 256)
-    pattern, window = facts.get("attention.sliding_window_pattern", 6), int(facts.get("attention.sliding_window") or 0)
-    if not window:
-        local: dict[str, Any] = {"layer_types": ["full_attention"] * facts.number("block_count")}
-    elif isinstance(pattern, list):  # whether each layer has a window
-        local = {"layer_types": [f"{'sliding' if slides else 'full'}_attention" for slides in pattern]}
-    else:
-        local = {"sliding_window_pattern": int(pattern)}
-    return _gemma(facts) | {
-        "query_pre_attn_scalar": query,
-        "attn_logit_softcapping": facts.get("attn_logit_softcapping") or None,
-        "final_logit_softcapping": facts.get("final_logit_softcapping") or None,
-        "sliding_window": window or None,
-        "rope_local_base_freq": _short(facts.number("rope.freq_base_swa", 10000.0)),
-        **local,
-    }
-
-
-def _gpt_oss(facts: Facts) -> dict[str, Any]:
-    if facts.get("attention.sliding_window_pattern", 2) != 2:
-        raise UnsupportedModel(f"{facts.file}: a sliding_window_pattern other than 2 is not supported", REBUILD)
-    theta = _short(facts.number("rope.freq_base", 10000.0))
-    return {
-        "attention_bias": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},  # unless there is a scaling
-        "num_local_experts": facts.number("expert_count"),
-        "num_experts_per_tok": facts.number("expert_used_count"),
-        "sliding_window": facts.number("attention.sliding_window"),
-    }
-
-
-EXTRA: dict[str, Callable[[Facts], dict[str, Any]]] = {
-    "gemma": _gemma, "gemma2": _gemma2, "gemma3_text": _gemma3, "gpt_oss": _gpt_oss,
-}  # fmt: skip
-
-
-def _short(value: float) -> float:
-    """Return the float32 of a file as the shortest decimal number that means it."""
-    return float(str(np.float32(value)))
-
-
 BESIDE = "put the model's tokenizer.json beside the file: it is then used instead"
+DIGITS = (r"\p{N}", *GPT2)
 # how text is cut into words, by llama.cpp's names
-SPLITS = {
+SPLITS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", *GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    "gpt-2": GPT2,
-    "smollm": (r"\p{N}", *GPT2),
-    "llama-bpe": LLAMA3,
-    "llama3": LLAMA3,
-    "llama-v3": LLAMA3,
-    "qwen2": QWEN2,
-    "deepseek-r1-qwen": QWEN2,
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", *GPT2, "[0-9][0-9][0-9]"),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat",
+                     "a.x-4.0", "mellum", "modern-bert"), GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+                    DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "dbrx",
+                     "smaug-bpe", "chatglm-bpe", "glm4", "glm5"), LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "solar-open"), QWEN2),
+    "qwen35": QWEN35,
     "tekken": TEKKEN,
-    "gpt-4o": GPT4O,
-}
-WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a piece that is a token needs no merges
-BEGIN = ("llama-bpe", "llama3", "llama-v3", "tekken")  # BOS, unless the file says otherwise
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), GPT4O),
+    "tiny_aya": TINY_AYA,
+    "seed-coder": SEED,
+    "minicpm5": MINICPM5,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), DEEPSEEK3),
+    "deepseek-coder": DEEPSEEK_CODER,
+}  # fmt: skip
+BEGIN = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+"""BOS comes before a text, unless the file says otherwise."""
+WHOLE = (*BEGIN, "glm4", "glm5", "minicpm5")  # a piece that is a token needs no merges
+COMPOSED = ("qwen2", "deepseek-r1-qwen", "qwen35", "megrez")  # characters are composed (NFC) first
+UNK = "tokenizer.ggml.unknown_token_id"
+PLAIN_BPE = "gemma4"  # llama.cpp's name of SentencePiece BPE whose merges a file holds
 
 
 def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
@@ -384,7 +333,7 @@ def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
     check_tokenizer(file, metadata)
     tokens, types = _tokens(file, metadata)
     try:
-        described = KINDS[metadata["tokenizer.ggml.model"]](file, metadata, tokens, types)
+        described = TOKENIZERS[metadata["tokenizer.ggml.model"]](file, metadata, tokens, types)
         # control tokens are special; text that is a user-defined one is never cut
         kept = (CONTROL, UNKNOWN, USER_DEFINED)
         added = {at: (token, its) for at, (token, its) in enumerate(zip(tokens, types, strict=True)) if its in kept}
@@ -406,13 +355,13 @@ def check_tokenizer(file: Path, metadata: Metadata) -> None:
         UnsupportedModel: an unknown kind, or an unknown way to cut a text.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in KINDS:
+    if kind not in TOKENIZERS:
         raise UnsupportedModel(
-            f"{file}: tokenizer model {kind!r} is not supported; supported: {', '.join(KINDS)}", BESIDE
+            f"{file}: tokenizer model {kind!r} is not supported; supported: {', '.join(TOKENIZERS)}", BESIDE
         )
     _tokens(file, metadata)
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if KINDS[kind] is _byte_level and name not in SPLITS:
+    if TOKENIZERS[kind] is _byte_level and name not in SPLITS:
         raise UnsupportedModel(
             f"{file}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; supported: {', '.join(SPLITS)}",
             BESIDE,
@@ -456,13 +405,32 @@ def _tokens(file: Path, metadata: Metadata) -> tuple[list[str], list[int]]:
 
 def _byte_level(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Described:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    vocab, merges = {token: number for number, token in enumerate(tokens)}, metadata.get("tokenizer.ggml.merges")
+    vocab, pairs = {token: number for number, token in enumerate(tokens)}, _merges(file, metadata)
+    return describe_byte_level(vocab, pairs, SPLITS[name], ignore_merges=name in WHOLE, nfc=name in COMPOSED)
+
+
+def _plain(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Described:
+    """Describe a tokenizer whose tokens are text with U+2581 for spaces, with merges, and bytes for what is none."""
+    vocab, unknown = {token: number for number, token in enumerate(tokens)}, metadata.get(UNK)
+    named = tokens[int(unknown)] if unknown is not None and 0 <= int(unknown) < len(tokens) else None
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    return tokenizer_json(
+        bpe_model(vocab, _merges(file, metadata), unk_token=named, fuse_unk=True, byte_fallback=True),
+        normalizer=space,
+        words=None,
+        decoder={"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+    )
+
+
+def _merges(file: Path, metadata: Metadata) -> list[list[str]]:
+    merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
         raise ExportError(f"{file}: has no tokenizer.ggml.merges", BESIDE)
     pairs = [[merge[:at], merge[at + 1 :]] for merge in merges if (at := merge.find(" ", 1)) > 0]
     if len(pairs) != len(merges):
         raise ExportError(f"{file}: a merge of its tokenizer is not two tokens", "download it again")
-    return describe_byte_level(vocab, pairs, SPLITS[name], ignore_merges=name in WHOLE)
+    return pairs
 
 
 def _sentencepiece(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Described:
@@ -473,9 +441,9 @@ def _sentencepiece(file: Path, metadata: Metadata, tokens: list[str], types: lis
     model = new_sentencepiece()
     for at, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=False)):
         if gemma:  # runs of spaces are stored as such, and not the scores but the order of tokens says what is merged
-            token, score = "\u2581" * len(token) if token and not token.strip(" ") else token, -at
+            token, score = SPACE * len(token) if token and not token.strip(" ") else token, -at
         model.pieces.add(piece=token, score=score, type=kind)
-    unknown = int(metadata.get("tokenizer.ggml.unknown_token_id", 2 if ugm else 0))
+    unknown = int(metadata.get(UNK, 2 if ugm else 0))
     model.trainer_spec.model_type = UNIGRAM if ugm else BPE
     model.trainer_spec.byte_fallback = not ugm or BYTE in types
     model.trainer_spec.unk_id = unknown if 0 <= unknown < len(tokens) else 0
@@ -492,7 +460,7 @@ def _is_ugm(metadata: Metadata) -> bool:
 
 
 def _begins(metadata: Metadata) -> bool:
-    own = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in BEGIN
+    own = metadata.get("tokenizer.ggml.model") in ("llama", PLAIN_BPE) or metadata.get("tokenizer.ggml.pre") in BEGIN
     return bool(metadata.get("tokenizer.ggml.add_bos_token", own))
 
 
@@ -505,7 +473,7 @@ def _ends(metadata: Metadata, tokens: list[str]) -> tuple[str | None, str | None
     )
 
 
-KINDS = {"gpt2": _byte_level, "llama": _sentencepiece, UGM: _sentencepiece}
+TOKENIZERS = {"gpt2": _byte_level, "llama": _sentencepiece, UGM: _sentencepiece, PLAIN_BPE: _plain}
 """Reader of a tokenizer's description, by llama.cpp's name of the tokenizer's kind."""
-TOKEN_BYTES = {"gpt2": 75, "llama": 127, UGM: 60}
+TOKEN_BYTES = {"gpt2": 75, "llama": 127, UGM: 60, PLAIN_BPE: 127}
 """Bytes of tokenizer.json a token: in those of Qwen 2.5 and Gemma 3, each with its merges; a piece and its score."""

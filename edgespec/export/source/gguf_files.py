@@ -3,9 +3,8 @@
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3. The package gguf reads it as well,
 but makes an array of every token and merge, of which there are hundreds of thousands.
 
-The changes that llama.cpp's converter makes to tensors are undone.  It interleaves the rows of llama's queries and
-keys, because there the members of a rotary pair are neighbors, and here they are half a head away from each other.  It
-adds one to gemma's norms.
+The changes that llama.cpp's converter makes to tensors are undone (``gguf_kinds``): rows and columns are read in
+another order, as they are stored, and values of small vectors are computed back.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import mmap
 import re
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -26,14 +25,15 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel, install_hint
 from edgespec.export.source.gguf_config import (
-    Metadata,
     check_tokenizer,
     describe_tokenizer,
     gguf_config,
     hf_name,
+    kind_of,
     tokenizer_bytes,
     tokenizer_settings,
 )
+from edgespec.export.source.gguf_kinds import Facts, Floats, Ids, Kind, Metadata
 from edgespec.export.source.keys import GGUF, unread
 from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, FileRows, Opened, Stored, Temporary, span
 
@@ -152,7 +152,7 @@ POOLINGS = {1: "mean_tokens", 2: "cls_token", 3: "lasttoken"}
 SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 PROJECTOR = "mmproj"
-EXPERTS = re.compile(r"\.ffn_(gate|up|down)_exps\.(weight|bias)$")
+EXPERTS = re.compile(r"\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)$")
 
 
 def write_small_files(
@@ -217,9 +217,9 @@ PLAIN = {"F32", "F16", "BF16"}
 INSTALL = install_hint("gguf")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GgufTensor:
-    """One tensor of a GGUF file."""
+    """One tensor of a GGUF file, or some of its rows."""
 
     file: Path  # the file. name: of the tensor in it
     name: str
@@ -227,32 +227,42 @@ class GgufTensor:
     shape: tuple[int, ...]  # of the tensor, [k] or [n, k]
     offset: int  # of its first byte in the file
     block: tuple[int, int]  # values of a block, and its bytes
-    heads: int = 0  # heads whose rows are interleaved; 0 = none
-    plus: float = 0.0  # what was added to every value
+    rows: Ids | None = None  # where each row (of a vector: each number) is in the file; None = in order
+    columns: Ids | None = None  # where each column is
+    undo: Callable[[Floats], Floats] | None = None  # computes back what values were
+    stored_rows: int = 0  # rows in the file; 0 = as many
 
-    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
+    def read(self, rows: slice, columns: slice | None) -> Floats:
         if len(self.shape) == 1:
-            values = self._values(slice(0, 1), 0, self.shape[0])[0]
-            return (values if self.heads == 0 else values[self._stored_rows(0, len(values))])[rows]
+            every = self._values(slice(0, 1), 0, self._length)[0]
+            values = every if self.rows is None else every[self.rows]
+            return (values if self.undo is None else self.undo(values))[rows]
         top, bottom = span(rows, self.shape[0])
         left, right = span(columns, self.shape[1])
-        if self.heads == 0:
-            return self._values(slice(top, bottom), left, right)
-        return self._values(self._stored_rows(top, bottom), left, right)
+        places = slice(top, bottom) if self.rows is None else self.rows[top:bottom]
+        if self.columns is not None:
+            found = self._values(places, 0, self.shape[1])[:, self.columns[left:right]]
+        else:
+            found = self._values(places, left, right)
+        return found if self.undo is None else self.undo(found)
 
     def blocks(self) -> FileRows | None:
         """Return its rows as they are stored, in the order of the model; None of a vector."""
         from gguf import GGMLQuantizationType
 
-        if len(self.shape) != 2 or self.plus:
+        if len(self.shape) != 2 or self.undo is not None:
             return None
-        return FileRows(GGMLQuantizationType(self.kind).name, self._blocks)
+        order = None if self.columns is None else np.argsort(self.columns)
+        return FileRows(GGMLQuantizationType(self.kind).name, self._blocks, order)
 
-    def _blocks(self, rows: slice | NDArray[np.int64]) -> NDArray[np.uint8]:  # [rows, bytes]
-        if self.heads:
-            every = np.arange(self.shape[0])[rows] if isinstance(rows, slice) else rows
-            return self._mapped()[self._places(every)]
-        return self._mapped()[rows]
+    def taken(self, rows: Ids) -> GgufTensor:
+        """Return it with other rows, or those in another order: int64 [n], where they are in this one."""
+        places = rows if self.rows is None else self.rows[rows]
+        return replace(self, rows=places, shape=(len(rows), *self.shape[1:]),
+                       stored_rows=self._length)  # fmt: skip
+
+    def _blocks(self, rows: slice | Ids) -> NDArray[np.uint8]:  # [rows, bytes]
+        return self._mapped()[rows if self.rows is None else self.rows[rows]]
 
     def _mapped(self) -> NDArray[np.uint8]:  # [n, bytes]
         """Map its rows; pages are read when they are used.
@@ -261,23 +271,19 @@ class GgufTensor:
             ExportError: the file is not there, or ends before the tensor does.
         """
         size, length = self.block
-        n, k = (1, *self.shape)[-2:]
+        n, k = (self._length, self.shape[1]) if len(self.shape) == 2 else (1, self._length)
         try:
             mapped = np.memmap(self.file, np.uint8, "r", self.offset, (n, k // size * length))
         except (OSError, ValueError) as error:
             raise ExportError(f"{self.file}: cannot read {self.name}: {error}", TRUNCATED) from error
         return mapped.view(np.ndarray)
 
-    def _stored_rows(self, top: int, bottom: int) -> NDArray[np.int64]:  # [bottom - top]
-        return self._places(np.arange(top, bottom))
+    @property
+    def _length(self) -> int:
+        """Return the rows in the file; of a vector its numbers."""
+        return self.stored_rows or self.shape[0]
 
-    def _places(self, row: NDArray[np.int64]) -> NDArray[np.int64]:  # [rows] both
-        """Where rows are: row h * half + i of a head is its row 2 * i + h in the file, h being 0 or 1."""
-        size = self.shape[0] // self.heads
-        inside = row % size
-        return row - inside + 2 * (inside % (size // 2)) + inside // (size // 2)
-
-    def _values(self, rows: slice | NDArray[np.int64], left: int, right: int) -> NDArray[np.float32]:
+    def _values(self, rows: slice | Ids, left: int, right: int) -> Floats:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -287,8 +293,7 @@ class GgufTensor:
         if blocks.size == 0:
             return np.zeros((len(blocks), right - left), np.float32)
         values = np.asarray(dequantize(blocks, GGMLQuantizationType(self.kind)), np.float32)
-        values = values[:, left - first * size :][:, : right - left]
-        return values - np.float32(self.plus) if self.plus else values
+        return values[:, left - first * size :][:, : right - left]
 
 
 def open_gguf(file: Path, tokenizer: bool = True) -> Opened:
@@ -367,17 +372,24 @@ def _opened(
     _refuse(file, metadata)
     stored: dict[str, Stored] = {name: _stored(at, name, entry, package) for name, (at, entry) in entries.items()}
     kinds = sorted({package.GGMLQuantizationType(entry.kind).name for _, entry in entries.values()} - PLAIN)
-    config = gguf_config(file, metadata, stored)
+    facts = Facts(file, metadata, stored)
+    kind = kind_of(facts)
+    config = gguf_config(facts, kind)
     tensors: dict[str, Stored] = {}
-    for name, tensor in stored.items():
-        if known := hf_name(file, name, config):
-            tensors[known] = _undone(tensor, known, config)
-    tensors |= _zero_biases(tensors, config)
+    for tensor in stored.values():
+        for its, part in _parts(tensor, config, kind):
+            if known := hf_name(facts, kind, its, config):
+                tensors[known] = _undone(part, its, known, config, kind)
+    tensors |= _zero_biases(tensors, config, kind)
+    tensors |= _activations(facts, kind)
     temporary = Temporary()
     folder = temporary.path / file.name
     folder.mkdir()
     notes = write_small_files(folder, file, metadata, config, tokenizer)
-    notes += unread(GGUF, metadata)
+    prefix = f"{facts.architecture}."
+    notes += unread(GGUF, {key: value for key, value in metadata.items() if key.removeprefix(prefix) not in facts.seen})
+    if facts.guessing:
+        notes.append(f"{facts.guessing} layers that guess (nextn_predict_layers) are not read")
     if beside := next(filter(is_projector, sorted(file.parent.glob("*.gguf"))), None):
         notes.append(f"text alone: the projector {beside.name} beside the file is not read ({OWN_CHECKPOINT})")
     if kinds:
@@ -429,18 +441,22 @@ def _stored(file: Path, name: str, entry: Entry, package: Any) -> GgufTensor:
     return GgufTensor(file, name, entry.kind, entry.shape, entry.offset, (size, length))
 
 
-@dataclass(frozen=True)
-class Zeros:
-    """A bias that a file does not hold although others of its kind are there."""
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A vector that a file does not hold as a tensor."""
 
     file: Path  # of the model
-    shape: tuple[int, ...]  # [n]
+    values: Floats  # [n]
 
-    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
-        return np.zeros(self.shape, np.float32)[rows]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        return self.values[rows]
 
 
-def _zero_biases(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Stored]:
+def _zero_biases(tensors: Mapping[str, Stored], config: Mapping[str, Any], kind: Kind) -> dict[str, Stored]:
     """Return biases of zeros where some projections have one and others of the same switch in config.json have none."""
     kinds = {"self_attn.": config.get("attention_bias"), "mlp.": config.get("mlp_bias")}
     found: dict[str, Stored] = {}
@@ -449,20 +465,76 @@ def _zero_biases(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> di
         if (
             name.endswith("_proj.weight")
             and bias not in tensors
-            and any(on and kind in name for kind, on in kinds.items())
+            and any(on and part in name for part, on in kinds.items())
+            and not (kind.plain_output and name.endswith("o_proj.weight"))
         ):
-            found[bias] = Zeros(tensor.file, tensor.shape[:1])
+            found[bias] = Held(tensor.file, np.zeros(tensor.shape[:1], np.float32))
     return found
 
 
-def _undone(tensor: Stored, name: str, config: Mapping[str, Any]) -> Stored:
-    """Return the tensor ``name`` of the checkpoint: without what the converter did to it."""
+XIELU = {"alpha_p": "xielu.alpha_p", "alpha_n": "xielu.alpha_n", "beta": "xielu.beta"}
+
+
+def _activations(facts: Facts, kind: Kind) -> dict[str, Stored]:
+    """Return the learnt numbers of activations, which are metadata of the file.
+
+    Raises:
+        ExportError: there is not one for each layer.
+    """
+    found: dict[str, Stored] = {}
+    facts.seen |= {"xielu.eps", *XIELU.values()}
+    for name, key in XIELU.items() if kind.model_type == "apertus" else ():
+        values = facts.metadata.get(key)
+        if not isinstance(values, list) or len(values) != facts.layers:
+            raise ExportError(f"{facts.file}: expected {facts.layers} numbers {key}, got {values!r}", TRUNCATED)
+        for layer, value in enumerate(values):
+            found[f"{kind.at}.{layer}.mlp.act_fn.{name}"] = Held(facts.file, np.array([value], np.float32))
+    return found
+
+
+def _parts(tensor: Stored, config: Mapping[str, Any], kind: Kind) -> list[tuple[str, GgufTensor]]:
+    """Split a tensor that holds several modules of a layer -> names as of a file that has each, and the parts."""
     assert isinstance(tensor, GgufTensor)
-    if config["model_type"] == "llama" and (which := name.split(".")[-2]) in ("q_proj", "k_proj"):
-        heads = int(config["num_attention_heads" if which == "q_proj" else "num_key_value_heads"])
-        if tensor.shape[0] % (2 * heads):
-            raise ExportError(f"{tensor.file}: {tensor.name} has {tensor.shape[0]} rows for {heads} heads", TRUNCATED)
-        return replace(tensor, heads=heads)
-    if str(config["model_type"]).startswith("gemma") and name.endswith("norm.weight"):
-        return replace(tensor, plus=1.0)
+    start, _, rest = tensor.name.rpartition(".")
+    layer, _, module = start.rpartition(".")
+    if module in kind.layer or not layer.startswith("blk."):
+        return [(tensor.name, tensor)]
+    n = tensor.shape[0]
+    if module == "attn_qkv":
+        query, key = (int(config[name]) * int(config["head_dim"]) for name in
+                      ("num_attention_heads", "num_key_value_heads"))  # fmt: skip
+        if n != query + 2 * key:
+            raise ExportError(f"{tensor.file}: {tensor.name} has {n} rows for {query} and {key}", TRUNCATED)
+        ends = np.split(np.arange(n), [query, query + key])
+        return [(f"{layer}.attn_{part}.{rest}", tensor.taken(rows)) for part, rows in zip("qkv", ends, strict=True)]
+    if module == "ffn_gate_up_exps":
+        halves = np.arange(n).reshape(int(config.get("num_experts") or config["num_local_experts"]), 2, -1)
+        return [(f"{layer}.ffn_{part}_exps.{rest}", tensor.taken(halves[:, at].ravel()))
+                for at, part in enumerate(("gate", "up"))]  # fmt: skip
+    return [(tensor.name, tensor)]
+
+
+def _undone(tensor: GgufTensor, name: str, known: str, config: Mapping[str, Any], kind: Kind) -> Stored:
+    """Return the tensor ``known`` of the checkpoint: without what the converter did to ``name``."""
+    module = name.split(".", 2)[-1]
+    module = module.removesuffix(".weight").removesuffix(".bias")
+    if len(tensor.shape) == 2 and known.endswith((".A_log", ".D", ".mamba.norm.weight")):
+        tensor = replace(tensor, shape=(prod(tensor.shape),))
+    if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
+        tensor = replace(tensor, shape=(1, *tensor.shape))
+    for orders, axis in ((kind.rows, 0), (kind.columns, 1)):
+        if module not in orders or axis >= len(tensor.shape):
+            continue
+        places, length = orders[module](config), tensor.shape[axis]
+        if len(places) != length:
+            raise ExportError(
+                f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, but its metadata implies {len(places)} "
+                f"{'columns' if axis else 'rows'}",
+                TRUNCATED,
+            )
+        tensor = replace(tensor, columns=places) if axis else tensor.taken(places)
+    if module in kind.logarithms:
+        return replace(tensor, undo=lambda values: np.log(-values))
+    if kind.minus_one and known.endswith("norm.weight") and not known.endswith("linear_attn.norm.weight"):
+        return replace(tensor, undo=lambda values: values - np.float32(1))
     return tensor

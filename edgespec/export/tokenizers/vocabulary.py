@@ -18,16 +18,29 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3 = (rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",)
 QWEN2 = (rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_REST}",)
+QWEN35 = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+SEED = (rf"{_ENDINGS}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
+MINICPM5 = (r"\p{N}{1,3}", rf"{_ENDINGS}|{_WORDS}|\p{{N}}+|{_REST}")
 GPT2 = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",)
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+DEEPSEEK3 = (
+    r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+)  # fmt: skip
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
 GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+TINY_AYA = (r"\d{1,3}(?=(?:\d{3})*\b)", *GPT4O)
 FAMILIES = {"GPT2Tokenizer": "gpt2", "CodeGenTokenizer": "gpt2", "Qwen2Tokenizer": "qwen2"}
 GENERIC = (None, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
 
@@ -39,6 +52,7 @@ def describe_byte_level(
     *,
     prefix: bool = False,
     ignore_merges: bool = False,
+    nfc: bool | None = None,
 ) -> Described:
     """Make a tokenizer.json, without added tokens and BOS.
 
@@ -47,6 +61,7 @@ def describe_byte_level(
         splits: regular expressions whose matches are words, one after the other; None = as in GPT-2.
         prefix: a space is put before the text.
         ignore_merges: a word that is a token needs no merges.
+        nfc: characters are composed first; None = as in Qwen2 if words are split as there.
     """
     words: Described = {
         "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": splits is None,
@@ -58,7 +73,7 @@ def describe_byte_level(
         words = {"type": "Sequence", "pretokenizers": [*cut, words]}
     return tokenizer_json(
         bpe_model(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", ignore_merges=ignore_merges),
-        normalizer={"type": "NFC"} if splits == QWEN2 else None,
+        normalizer={"type": "NFC"} if (splits == QWEN2 if nfc is None else nfc) else None,
         words=words,
         decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
     )

@@ -56,6 +56,24 @@ def test_eos_behind_a_text(tmp_path: Path) -> None:
         ("smollm", "It's 12 go\n\n  up", ["It", "'s", " ", "1", "2", " go", "\n\n ", " up"]),
         ("default", "It's 1234 (go)", ["It", "'", "s", " ", "123", "4", " ", "(", "go", ")"]),
         ("tekken", "HTTPServer's 12 go", ["HTTPServer", "'s", " ", "1", "2", " go"]),
+        ("gpt-4o", "HTTPServer's 1234 go", ["HTTPServer's", " ", "123", "4", " go"]),
+        ("lfm2", "It'S 12345 go\n\n  up", ["It", "'S", " ", "123", "45", " go", "\n\n", " ", " up"]),
+        ("dbrx", "It'S 1234 go", ["It", "'S", " ", "123", "4", " go"]),
+        ("glm4", "It'S 1234 go", ["It", "'S", " ", "123", "4", " go"]),
+        ("qwen35", "nai\u0308ve 12", ["nai\u0308ve", " ", "1", "2"]),
+        ("stablelm2", "nai\u0308ve 12", ["nai", "\u0308ve", " ", "1", "2"]),
+        ("seed-coder", "(go)!\n\nup 12", ["(go", ")!", "\n\n", "up", " ", "1", "2"]),
+        ("starcoder", "It's 12 go", ["It", "'s", " ", "1", "2", " go"]),
+        ("refact", "It's 12 go", ["It", "'s", " ", "1", "2", " go"]),
+        ("command-r", "It's 12 go", ["It", "'s", " ", "1", "2", " go"]),
+        ("exaone", "It's 12 go", ["It", "'s", " ", "1", "2", " go"]),
+        ("exaone4", "It's 12 go", ["It", "'s", " 12", " go"]),
+        ("olmo", "It's 12 go", ["It", "'s", " 12", " go"]),
+        ("falcon", "It's `1234`", ["It", "'", "s", " ", "`", "123", "4", "`"]),
+        ("tiny_aya", "go 1234567", ["go", " ", "1", "234", "567"]),
+        ("minicpm5", "It'S 1234 go", ["It", "'S", " ", "123", "4", " go"]),
+        ("hunyuan-dense", "\u4e2d\u6587 1234 go(x", ["\u4e2d\u6587", " ", "123", "4", " go", "(x"]),
+        ("deepseek-coder", "It's 12\n", ["It", "'", "s", " ", "1", "2", "\n"]),
     ],
 )
 def test_text_is_split_by_the_name_of_the_pre_tokenizer(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
@@ -74,6 +92,30 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, change=lambda writer: _replace(writer, "tokenizer.ggml.pre", "novel"))
     with pytest.raises(UnsupportedModel, match=r"pre-tokenizer 'novel'(.|\n)*put the model's tokenizer\.json beside"):
         Checkpoint.open(tmp_path / "model.gguf")
+
+
+def test_pieces_with_merges(tmp_path: Path) -> None:
+    """Gemma 4's: spaces are U+2581, merges are in the file, bytes stand for what is no token."""
+    space = "\u2581"
+    head = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = [space, "g", "o", "u", "p", "go", f"{space}go", "up", f"{space * 2}", "<|turn>"]
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list([*head, *words])
+        writer.add_token_scores([0.0] * len(head + words))
+        writer.add_token_types([3, 3, 3, 2, *([6] * 256), *([1] * (len(words) - 1)), 3])
+        writer.add_token_merges([f"{space} {space}", "g o", "u p", f"{space} go"])
+        writer.add_bos_token_id(2)
+        writer.add_unk_token_id(3)
+
+    write_gguf(tmp_path / "model.gguf", LARGE_VOCABULARY, tokenizer=add)
+    codec = codec_of(tmp_path / "model.gguf")
+    text = "go go  up<|turn>\u00e9\n"
+    tokens = codec.encode(text)
+    named = [([*head, *words])[token] for token in tokens]
+    assert named == ["<bos>", "go", f"{space}go", space * 2, "up", "<|turn>", "<0xC3>", "<0xA9>", "<0x0A>"]
+    assert codec.tokenizer.decode(tokens, skip_special_tokens=True) == text.replace("<|turn>", "")
 
 
 def sentencepiece(tokens: Sequence[str], scores: Sequence[float], **flags: bool) -> Change:
