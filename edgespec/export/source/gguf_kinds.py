@@ -453,7 +453,7 @@ def _phi3(facts: Facts) -> dict[str, Any]:
     factors = {name: facts.tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
     original = facts.get("rope.scaling.original_context_length")
     if any(factors.values()) and not (all(factors.values()) and original):
-        raise facts.unsupported("rope.scaling.original_context_length", "is missing, and the file has factors of rotations")
+        raise facts.unsupported("rope.scaling.original_context_length", "is missing: rotations have factors")
     if original and all(factors.values()):
         scaling = {f"{name}_factor": [float(value) for value in tensor.read(slice(None), None)]
                    for name, tensor in factors.items() if tensor is not None}  # fmt: skip
