@@ -76,6 +76,7 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
         "chats": golden.chats(),
         "tokenizers": golden.tokenizers(path.parent),
         "conversation": golden.conversation(full, path.parent),
+        "adapters": golden.adapters(full, path.parent),
     }
     path.write_text(json.dumps({"library": str(library), "bundles": made, **more}), "utf-8")
     return sum(len(one["cases"]) for one in made)

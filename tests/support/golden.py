@@ -10,13 +10,16 @@ from typing import Any
 
 from edgespec.engine.loading import load
 from edgespec.export.bundle.writer import write_manifest
+from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.runtimes.files.manifest import GoldenVector, read_manifest
 from edgespec.runtimes.text.chat import TEMPLATE_FILE, Message
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.stream import StreamDecoder
+from tests.conftest import TARGET
 from tests.support import hf, spm
+from tests.support.checkpoints import write_adapter
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "templates"
 PLAY = "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}ANSWER:\n{% endif %}"  # noqa: E501
@@ -38,6 +41,10 @@ def chats() -> list[dict[str, Any]]:
             ]
             if "gaps" in data:
                 cases.append({"messages": messages, "text": codec.write_chat(messages)})
+            answer: Message = {"role": "assistant", "content": spm.NASTY[turns]}
+            if "user>continued" in data.get("gaps", {}):
+                text = codec.write_chat([*messages, answer], continue_final=True)
+                cases.append({"messages": [*messages, answer], "text": text, "continued": True})
         found.append({"name": file.stem, "data": data, "cases": cases})
     return found
 
@@ -95,6 +102,10 @@ def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
     for question in ("What say you, my lord?", "And then?", "Speak again."):
         result = talk.ask(question, max_new_tokens=24, ignore_eos=True, method="ngram")
         turns.append({"question": question, "tokens": result.tokens, "reused": result.stats.reused_tokens})
+    started: list[Message] = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Thou art "}]
+    prompt = engine.chat_prompt(started, continue_final=True)
+    result = engine.generate(prompt, max_new_tokens=24, ignore_eos=True, method="ngram")
+    continued = {"messages": started, "prompt": prompt, "tokens": result.tokens}
     engine.close()
     engine = load(copy, threads=2, context=96)
     full, short = [], engine.conversation([{"role": "system", "content": "A play."}])
@@ -103,4 +114,21 @@ def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
         full.append({"question": question, "tokens": result.tokens, "left_out": short.left_out})
     engine.close()
     assert full[-1]["left_out"]
-    return {"path": str(copy), "turns": turns, "messages": talk.messages, "full": full}
+    return {"path": str(copy), "turns": turns, "messages": talk.messages, "full": full, "continued": continued}
+
+
+def adapters(bundle: Path, folder: Path) -> dict[str, Any]:
+    """Write two adapters of the embedded model, and what texts of both and of none say, one after the other."""
+    config, folders = json.loads((resolve(TARGET) / "config.json").read_text("utf-8")), dict[str, Path]()
+    for rank, name in ((3, "sad"), (5, "gay")):
+        folders[name] = folder / f"adapter-{name}"
+        write_adapter(folders[name], config, rank=rank)
+    cases = []
+    with load(bundle, threads=2, adapters=folders) as engine:
+        for method in ("ar", "self-spec", "speculative"):
+            for adapter in (None, *folders, None, "sad"):
+                prompt = engine.codec.encode(PROVED[0])
+                result = engine.generate(prompt, method=method, max_new_tokens=24, ignore_eos=True, adapter=adapter)
+                cases.append({"method": method, "adapter": adapter, "prompt": prompt, "tokens": result.tokens})
+    assert len({tuple(case["tokens"]) for case in cases}) == 1 + len(folders)
+    return {"path": str(bundle), "folders": {name: str(path) for name, path in folders.items()}, "cases": cases}

@@ -14,7 +14,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.chat import Message
 from edgespec.runtimes.text.codec import TextCodec
 
-Render = Callable[[list[Message]], str]
+Render = Callable[..., str]  # of messages, and arguments of ``chat.render``
 CHAT_FILE = "chat.json"
 VERSION = 1
 _ROLES = ("system", "user", "assistant")
@@ -29,7 +29,8 @@ _CONTENTS = (
 def chat_data(codec: TextCodec) -> dict[str, Any]:
     """Return the template of a model as ``gaps``, or why it is ``refused``.
 
-    Gaps are texts by "before>after": roles, ``start``, and ``answer`` for the text before an answer.  ``trimmed``:
+    Gaps are texts by "before>after": roles, ``start``, and ``answer`` for the text before an answer.  "user>continued"
+    is there if an answer that is continued can also be written so: its text ends with what it says.  ``trimmed``:
     roles whose contents lose the white space around them; ``thoughts``: earlier answers lose their text before
     </think>. In a template that knows images, "before>user+image" is the text before a message that begins with one.
     """
@@ -40,12 +41,12 @@ def chat_data(codec: TextCodec) -> dict[str, Any]:
         return {"version": VERSION, "refused": "it writes the date"}
     shows = "image" in template
     try:
-        data = _data(codec.write_chat, shows)
+        return _data(codec.write_chat, shows)
     except (InvalidRequest, ValueError) as error:
         data = {"version": VERSION, "refused": str(error)}
         if shows:  # it may leave out contents that are not given as parts
             with suppress(InvalidRequest, ValueError):
-                return _data(lambda messages: codec.write_chat(_in_parts(messages)), shows)
+                return _data(lambda messages, **how: codec.write_chat(_in_parts(messages), **how), shows)
     return data
 
 
@@ -63,7 +64,23 @@ def _data(render: Render, shows: bool) -> dict[str, Any]:
             both = gaps | {name: gap for name, gap in _gaps(render, _shown).items() if "+" in name}
             if all(render(one) == _write(both, trimmed, thoughts, one) for one in map(_shown, _battery(system))):
                 gaps = both
+    with suppress(InvalidRequest, ValueError):
+        gaps = _with_continued(render, gaps, trimmed, thoughts, system)
     return {"version": VERSION, "gaps": gaps, "trimmed": trimmed, "thoughts": thoughts}
+
+
+def _with_continued(
+    render: Render, gaps: dict[str, str], trimmed: list[str], thoughts: bool, system: bool
+) -> dict[str, str]:
+    """Add the gap before an answer that is continued, if the rules of earlier answers also hold for it."""
+    marks = [_MARK.format(at) for at in range(2)]
+    gap = render(_chat(*marks), continue_final=True).removesuffix(marks[1]).rpartition(marks[0])[2]
+    found = gaps | {"user>continued": gap}
+    for number, messages in enumerate(_battery(system)):
+        whole: list[Message] = [*messages, {"role": "assistant", "content": _CONTENTS[5 * number % len(_CONTENTS)]}]
+        if render(whole, continue_final=True) != _write(found, trimmed, thoughts, whole, continued=True):
+            return gaps
+    return found
 
 
 def _chat(*contents: str, system: str | None = None) -> list[Message]:
@@ -95,14 +112,20 @@ def _named(message: Message) -> tuple[str, str]:
     return message["role"], content
 
 
-def _write(gaps: dict[str, str], trimmed: list[str], thoughts: bool, messages: list[Message]) -> str:
+def _write(
+    gaps: dict[str, str], trimmed: list[str], thoughts: bool, messages: list[Message], continued: bool = False
+) -> str:
     text, before = "", "start"
-    for message in messages:
+    for at, message in enumerate(messages, 1):
         role, (name, content) = message["role"], _named(message)
+        if continued and at == len(messages):
+            name = "continued"
         if thoughts and role == "assistant":
             content = content.split("</think>")[-1].lstrip("\n")
         text += gaps[f"{before}>{name}"] + (content.strip() if role in trimmed else content)
         before = role
+    if continued:
+        return text.rstrip() if before in trimmed else text
     return text + gaps[f"{before}>answer"]
 
 

@@ -332,6 +332,12 @@ EDGESPEC_JNI(void, close)(Env env, Object, int64_t bundle) {
   edgespec_bundle_close(bundle_of(bundle));
 }
 
+// The number of a LoRA adapter in a folder; 0: it cannot be added.
+EDGESPEC_JNI(int32_t, addAdapter)(Env env, Object, int64_t bundle, Object folder) {
+  int32_t number = 0;
+  return done(edgespec_bundle_add_adapter(bundle_of(bundle), text_of(env, folder).c_str(), &number)) ? number : 0;
+}
+
 EDGESPEC_JNI(void, limit)(Env, Object, int64_t bundle, int32_t threads) {
   done(edgespec_bundle_limit(bundle_of(bundle), threads));
 }
@@ -478,6 +484,7 @@ EDGESPEC_JNI(uint8_t, begin)(Env env, Object, int64_t handle, Object prompt, Obj
   settings.fixed = next();
   settings.nodes = next();
   settings.cycles = next();
+  settings.adapter = next();
   settings.temperature = real.at(0);
   settings.top_p = real.at(1);
   settings.min_p = real.at(2);

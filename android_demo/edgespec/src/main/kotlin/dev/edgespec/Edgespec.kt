@@ -21,6 +21,7 @@ object Edgespec {
      * @param cache a folder of the app, such as `cacheDir`, for computed prompts; null = none are stored.
      * @param promptCache maximum bytes of those prompts, also limited to a tenth of the free disk; 0 = prompts are not stored.
      * @param memory the system's memory information, read before every request: texts end where it does; null = memory is not checked.
+     * @param adapters folders of LoRA adapters by the names that [dev.edgespec.decoding.Settings.adapter] takes; native operators only.
      * @param heat temperature level of the device, read while it decodes: a hot device uses fewer threads, with the same text.
      * @throws EdgespecError [BundleError], [BudgetError] or [InvalidRequest], each with what to do.
      */
@@ -29,8 +30,8 @@ object Edgespec {
     fun load(
         bundle: File, threads: Int? = null, context: Int? = null, check: Boolean = true, library: File = File("libedgespec.so"),
         attention: String? = null, ngramStore: File? = null, cache: File? = null, promptCache: Long = 1L shl 30, memory: MemoryFacts? = null,
-        heat: Heat? = null,
-    ): Engine = Engine(bundle, threads, context, check, library, attention, ngramStore, cache, promptCache, memory, heat)
+        heat: Heat? = null, adapters: Map<String, File> = emptyMap(),
+    ): Engine = Engine(bundle, threads, context, check, library, attention, ngramStore, cache, promptCache, memory, heat, adapters)
 }
 
 /** Base of all errors raised on purpose, as on the Python side; [hint]: what the reader can do about it. */

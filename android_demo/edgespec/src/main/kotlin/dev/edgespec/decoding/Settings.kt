@@ -75,12 +75,13 @@ data class DraftOptions(
 /**
  * Settings of one request; each field has the default and the meaning of the Python side's.  [maxNewTokens]: null = to the end of the
  * context; [gamma]: maximum guesses of a round, null = the method's; [adaptive]: as many guesses as is fastest, else always [gamma];
- * [topLogprobs]: rounds tell the log-probabilities of this many of the likeliest tokens; [prediction]: expected text.
+ * [adapter]: name of a LoRA adapter that was loaded with the bundle; [topLogprobs]: rounds tell the log-probabilities of this many of the likeliest tokens; [prediction]: expected text.
  */
 data class Settings(
     val method: String? = null, val maxNewTokens: Int? = null, val gamma: Int? = null, val adaptive: Boolean = true,
     val sampling: SamplingParams = SamplingParams(), val drafts: DraftOptions = DraftOptions(), val stop: List<String> = emptyList(),
     val ignoreEos: Boolean = false, val logprobs: Boolean = false, val topLogprobs: Int = 0, val prediction: String? = null,
+    val adapter: String? = null,
 ) {
     init {
         if (maxNewTokens != null && maxNewTokens < 1) throw InvalidRequest("expected max_new_tokens >= 1, got $maxNewTokens")

@@ -50,7 +50,7 @@ class Conversation internal constructor(private val engine: Engine, messages: Li
     private fun first(messages: List<Message>) = messages.indexOfFirst { it.role == "user" }.let { if (it < 0) messages.size else it }
 
     private fun written(messages: List<Message>, left: Int): IntArray =
-        first(messages).let { engine.encodeChat(messages.take(it) + messages.drop(it + left)) }
+        first(messages).let { engine.chatPrompt(messages.take(it) + messages.drop(it + left)) }
 
     /** With or without the spaces around an answer: as its tokens come again in the next turn, for templates differ. */
     private fun take(asked: List<Message>, prompt: IntArray, text: String, tokens: IntArray) {

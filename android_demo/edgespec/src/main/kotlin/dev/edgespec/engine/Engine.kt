@@ -25,7 +25,7 @@ class OperatorChoice(val kind: String)
 /** A loaded bundle.  Requests may come from any thread; each has its own session while it runs, and their passes take turns. */
 class Engine internal constructor(
     folder: File, threads: Int?, context: Int?, check: Boolean, library: File, attention: String?, ngramStore: File?, cache: File?, promptCache: Long,
-    private val memory: MemoryFacts?, private val heat: Heat?,
+    private val memory: MemoryFacts?, private val heat: Heat?, adapters: Map<String, File>,
 ) : AutoCloseable {
     val bundle: Bundle = Bundle.open(folder, check)
     private val manifest = bundle.manifest
@@ -38,6 +38,7 @@ class Engine internal constructor(
     /** Defaults of a request: the model's sampling if the bundle has it, else greedy. */
     val defaults = Settings(sampling = manifest.sampling)
     private val native: NativeBundle
+    private val adapters: Map<String, Int> // numbers by name
     private val djl: DjlCodec? // null = our own library
     private val stock = ArrayList<StockGraph>() // graphs of the target and the draft, for ONNX Runtime
     private val sessions: SessionPool
@@ -57,6 +58,7 @@ class Engine internal constructor(
             if (!manifest.native) for (part in listOfNotNull(manifest.target, manifest.draft.takeIf { "speculative" in methods })) {
                 stock.add(StockGraph(folder, part, this.threads))
             }
+            this.adapters = adapters.mapValues { native.addAdapter(it.value) }
             djl = if (OwnTokenizer.found) null.also { native.loadCodec(OwnTokenizer.path) } else DjlCodec(folder).also(native::setCodec)
             val most = native.context
             this.context = context ?: most
@@ -94,12 +96,15 @@ class Engine internal constructor(
         val method = methodOf(settings) // reject what cannot be served at once
         if (prompt.isEmpty()) throw InvalidRequest("the prompt is empty", "give at least one token to start from")
         if (prompt.size >= context) throw tooLong(prompt)
+        val adapter = settings.adapter?.let {
+            adapters[it] ?: throw InvalidRequest("adapter '$it': expected one of ${adapters.keys.joinToString(", ").ifEmpty { "none" }}", "give its folder to Edgespec.load")
+        } ?: 0
         val prediction = settings.prediction?.takeIf { it.isNotEmpty() && method != "plain" }?.let { native.encode(it, special = false) }
         return flow {
             checkOpen()
             val job = currentCoroutineContext().job
-            val answer = Answer(settings, method, prediction) { job.isActive && isOpen }
-            var session = take(prompt)
+            val answer = Answer(settings, method, prediction, adapter) { job.isActive && isOpen }
+            var session = take(prompt, adapter)
             try {
                 try {
                     answer.begin(session, prompt)
@@ -136,17 +141,17 @@ class Engine internal constructor(
     )
 
     /** A session for a prompt, with what the disk has of it. */
-    private fun take(prompt: IntArray): TextSession {
+    private fun take(prompt: IntArray, adapter: Int): TextSession {
         if (memory?.low == true) sessions.clear()
         val found = try {
-            sessions.take(prompt)
+            sessions.take(prompt, adapter)
         } catch (error: BudgetError) {
             if (!sessions.any) throw error
             sessions.clear()
-            sessions.take(prompt)
+            sessions.take(prompt, adapter)
         }
         try {
-            saved?.restore(found, prompt)
+            if (adapter == 0) saved?.restore(found, prompt)
         } catch (error: Throwable) {
             sessions.drop(found)
             throw error
@@ -181,7 +186,9 @@ class Engine internal constructor(
     }
 
     /** A running request: its text so far. */
-    private inner class Answer(private val settings: Settings, private val method: String?, private val prediction: IntArray?, goesOn: () -> Boolean) {
+    private inner class Answer(
+        private val settings: Settings, private val method: String?, private val prediction: IntArray?, private val adapter: Int, goesOn: () -> Boolean,
+    ) {
         private val stats = Stats()
         private val text = StringBuilder()
         private var tokens = IntArray(64)
@@ -195,8 +202,8 @@ class Engine internal constructor(
             private set
 
         fun begin(session: TextSession, prompt: IntArray) {
-            session.native.begin(prompt, settings, method, prediction, watch)
-            session.begins(prompt)
+            session.native.begin(prompt, settings, method, prediction, adapter, watch)
+            session.begins(prompt, adapter)
             val (all, reused, prompted) = session.native.counts()
             stats.promptTokens = all.toInt()
             stats.reusedTokens = reused.toInt()
@@ -252,19 +259,25 @@ class Engine internal constructor(
     private suspend fun last(stream: Flow<Chunk>): Result =
         stream.last().result ?: throw EdgespecError("a request ended without a result")
 
-    /** Answer a conversation, formatted by the model's template.  Earlier turns still in a session are reused. */
-    fun chat(messages: List<Message>, settings: Settings = defaults): Result = generate(encodeChat(messages), settings)
+    /** Answer a conversation, formatted by the model's template, or with [continueFinal] continue its last message.  Earlier turns still in a session are reused. */
+    @JvmOverloads
+    fun chat(messages: List<Message>, settings: Settings = defaults, continueFinal: Boolean = false): Result =
+        generate(chatPrompt(messages, continueFinal), settings)
+
     fun conversation(messages: List<Message> = emptyList(), settings: Settings = defaults) = Conversation(this, messages, settings)
 
-    internal fun encodeChat(messages: List<Message>): IntArray {
-        if (djl != null) return native.encode(template.write(messages), special = false)
-        return native.encodeChat(messages.map { Gson().toJson(mapOf("role" to it.role, "content" to it.content)) })
+    /** Tokens of a conversation, to the start of an answer; with [continueFinal] they end within the last message, which the answer continues. */
+    @JvmOverloads
+    fun chatPrompt(messages: List<Message>, continueFinal: Boolean = false): IntArray {
+        if (djl != null) return native.encode(template.write(messages, continueFinal), special = false)
+        val more = if (continueFinal) """{"continue_final": true}""" else null
+        return native.encodeChat(messages.map { Gson().toJson(mapOf("role" to it.role, "content" to it.content)) }, more)
     }
 
     private val template by lazy { ChatTemplate.read(bundle.path) }
 
     /** Whether the model has a chat template that can be followed here. */
-    val chats: Boolean by lazy { runCatching { encodeChat(listOf(Message("user", "?"))) }.isSuccess }
+    val chats: Boolean by lazy { runCatching { chatPrompt(listOf(Message("user", "?"))) }.isSuccess }
 
     fun encode(text: String): IntArray {
         if (!Charsets.UTF_8.newEncoder().canEncode(text)) { // lone surrogates: not text

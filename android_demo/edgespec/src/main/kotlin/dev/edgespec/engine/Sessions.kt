@@ -18,16 +18,19 @@ internal fun common(one: IntArray, other: IntArray): Int = one.indices.firstOrNu
 /** A session and the text in it; [limited]: to the memory that was free when it was opened. */
 internal class TextSession(val native: NativeSession, val limited: Boolean) {
     var text = IntArray(0)
+    var adapter = 0 // that the text was read with
     var short = false // less memory was free than a text needed: another one may have more room
     private var asked = 0 // tokens of the last prompt
 
-    fun begins(prompt: IntArray) {
+    fun begins(prompt: IntArray, with: Int) {
         text = prompt
+        adapter = with
         asked = prompt.size
     }
 
     /** Whether a prompt continues the whole conversation; the last answer may be left out, and the question end in other tokens. */
-    fun goesOn(prompt: IntArray): Boolean = common(text, prompt).let { text.size - it <= FEW || it > maxOf(FEW, asked - FEW) }
+    fun goesOn(prompt: IntArray, with: Int): Boolean =
+        text.isEmpty() || adapter == with && common(text, prompt).let { text.size - it <= FEW || it > maxOf(FEW, asked - FEW) }
 }
 
 /** Hands every request a session, its conversation's or an abandoned one; from any thread. */
@@ -37,8 +40,8 @@ internal class SessionPool(private val make: () -> TextSession) {
 
     /** The idle session whose text the prompt continues; else a new one, or where enough are idle the one not used for longest. */
     @Synchronized
-    fun take(prompt: IntArray): TextSession {
-        val found = idle.filter { it.goesOn(prompt) }.maxByOrNull { common(it.text, prompt) } ?: if (idle.size < MOST_IDLE) null else idle.first()
+    fun take(prompt: IntArray, adapter: Int): TextSession {
+        val found = idle.filter { it.goesOn(prompt, adapter) }.maxByOrNull { common(it.text, prompt) } ?: if (idle.size < MOST_IDLE) null else idle.first()
         idle.remove(found)
         return (found ?: make()).also { busy.add(it) }
     }
@@ -101,6 +104,7 @@ internal class SavedTexts(private val folder: File, private val limit: Long) {
     /** Load into a session the text that begins most like a prompt, if it begins more like it than the session's. */
     @Synchronized
     fun restore(session: TextSession, prompt: IntArray) {
+        if (session.adapter != 0) return // the library saves no texts of adapters
         val found = all().map { it to common(tokens(it), prompt) }.maxByOrNull { it.second } ?: return
         if (found.second < common(session.text, prompt) + LEAST) return
         try {
@@ -116,7 +120,7 @@ internal class SavedTexts(private val folder: File, private val limit: Long) {
     @Synchronized
     fun keep(session: TextSession, seconds: Double) {
         val text = session.text
-        if (seconds < worth || text.size < LEAST) return
+        if (seconds < worth || text.size < LEAST || session.adapter != 0) return
         try {
             folder.mkdirs()
             for (file in all()) if (tokens(file).let { it.size <= text.size && common(it, text) == it.size }) remove(file) // this one begins with it

@@ -18,6 +18,7 @@ internal object Native {
     external fun open(folder: ByteArray, threads: Int): Long
     external fun openHosted(folder: ByteArray): Long
     external fun close(bundle: Long)
+    external fun addAdapter(bundle: Long, folder: ByteArray): Int
     external fun limit(bundle: Long, threads: Int)
     external fun describe(bundle: Long): IntArray?
     external fun loadCodec(bundle: Long, path: ByteArray?): Boolean
@@ -36,7 +37,7 @@ internal object Native {
 
     /**
      * Begins a text.  [numbers]: new tokens, seed, and whether there is one, guesses, whether tokens that end a text do not, top k, coupled,
-     * block, log-probabilities, top log-probabilities, a fixed number of guesses, nodes, cycles; [reals]: temperature, top p, min p, and the
+     * block, log-probabilities, top log-probabilities, a fixed number of guesses, nodes, cycles, adapter; [reals]: temperature, top p, min p, and the
      * repetition, presence and frequency penalties.
      */
     external fun begin(
@@ -49,7 +50,7 @@ internal object Native {
     external fun counts(session: Long): LongArray?
     external fun dropped(session: Long): ByteArray?
 
-    private const val VERSION = 6 // of the C interface, whose sessions also run passes of others
+    private const val VERSION = 6 // of the C interface
     private var loaded: File? = null
 
     /** Load the library, once: the first one stays.  A bare name, `libedgespec.so`, is one that the system finds. */
@@ -139,6 +140,9 @@ internal class NativeBundle private constructor(private var handle: Long) : Auto
     val vocab: Int = facts[1]
     val eos: Set<Int> = facts.drop(2).toSet()
 
+    /** Add a LoRA adapter, before there are sessions -> the number by which texts name it. */
+    fun addAdapter(folder: File): Int = use(opening = true) { Native.addAdapter(it, bytes(folder.path)).takeIf { number -> number != 0 } }
+
     /** Limit the threads of later passes, the caller's included; no bit changes. */
     fun limit(threads: Int) = use { Native.limit(it, threads) }
 
@@ -147,8 +151,9 @@ internal class NativeBundle private constructor(private var handle: Long) : Auto
     fun encode(text: String, special: Boolean): IntArray = use { Native.encode(it, bytes(text), special) }
     fun decode(tokens: IntArray): String = String(use { Native.decode(it, tokens) }, Charsets.UTF_8)
 
-    /** Token ids of a conversation, of messages in JSON. */
-    fun encodeChat(messages: List<String>): IntArray = use { Native.encodeChat(it, messages.map(::bytes).toTypedArray(), null) }
+    /** Token ids of a conversation, of messages in JSON; [more]: a JSON object with more than messages, such as `continue_final`. */
+    fun encodeChat(messages: List<String>, more: String? = null): IntArray =
+        use { Native.encodeChat(it, messages.map(::bytes).toTypedArray(), more?.let(::bytes)) }
 
     /** [target], [draft]: of a hosted bundle; they are the session's. */
     fun session(attention: Int, context: Int, bytes: Long, store: File?, target: HostModel? = null, draft: HostModel? = null): NativeSession {
@@ -181,13 +186,13 @@ internal class NativeSession(private var handle: Long, private val hosts: List<H
 
     val bytes: Long get() = if (handle == 0L) 0 else Native.sessionBytes(handle) + hosts.sumOf { it.bytes }
 
-    fun begin(prompt: IntArray, settings: Settings, method: String?, prediction: IntArray?, watch: Watch) {
+    fun begin(prompt: IntArray, settings: Settings, method: String?, prediction: IntArray?, adapter: Int, watch: Watch) {
         val (how, drafts) = settings.sampling to settings.drafts
         fun flag(on: Boolean) = if (on) 1L else 0L
         val numbers = longArrayOf(
             settings.maxNewTokens?.toLong() ?: 0, how.seed ?: 0, flag(how.seed != null), settings.gamma?.toLong() ?: 0, flag(settings.ignoreEos),
             how.topK.toLong(), flag(how.acceptance == "coupled"), flag(how.verification == "block"), flag(settings.logprobs),
-            settings.topLogprobs.toLong(), flag(!settings.adaptive), drafts.nodes?.toLong() ?: 0, drafts.cycles?.toLong() ?: 0,
+            settings.topLogprobs.toLong(), flag(!settings.adaptive), drafts.nodes?.toLong() ?: 0, drafts.cycles?.toLong() ?: 0, adapter.toLong(),
         )
         val reals = doubleArrayOf(how.temperature, how.topP, how.minP, how.repetitionPenalty, how.presencePenalty, how.frequencyPenalty)
         val begun = Native.begin(

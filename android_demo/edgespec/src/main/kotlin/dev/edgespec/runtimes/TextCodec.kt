@@ -35,21 +35,28 @@ private const val CHAT_VERSION = 1
 
 /**
  * A model's chat template as data that the exporter has compared with the template: the text between two messages depends only on their
- * roles.  [gaps]: "start>user", "user>assistant", ..., "user>answer" for the text before an answer; [trimmed]: roles whose content is stripped of white space;
+ * roles.  [gaps]: "start>user", "user>assistant", ..., "user>answer" for the text before an answer, "user>continued" for that before an answer
+ * that is continued; [trimmed]: roles whose content is stripped of white space;
  * [thoughts]: earlier answers are written without the part before </think>.
  */
 class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: Set<String>, private val thoughts: Boolean) {
-    fun write(messages: List<Message>): String {
+    fun write(messages: List<Message>, continueFinal: Boolean = false): String {
         if (messages.isEmpty()) throw InvalidRequest("expected a conversation of at least one message, got none")
         val text = StringBuilder()
         var last = "start"
-        for (message in messages) {
-            text.append(gap(last, message.role))
+        for ((at, message) in messages.withIndex()) {
+            val continued = continueFinal && at == messages.lastIndex
+            if (continued && (message.role != "assistant" || "$last>continued" !in gaps)) throw InvalidRequest(
+                "the last message of these cannot be continued here",
+                "take libedgespec_tokenizer.so, which runs the model's own template" + if (message.role == "assistant") "" else ", or end with an assistant's message",
+            )
+            text.append(gap(last, if (continued) "continued" else message.role))
             var content = message.content
             if (thoughts && message.role == "assistant") content = content.substringAfterLast("</think>").trimStart('\n')
             text.append(if (message.role in trimmed) content.trim() else content)
             last = message.role
         }
+        if (continueFinal) return if (last in trimmed) text.toString().trimEnd() else text.toString()
         return text.append(gap(last, "answer")).toString()
     }
 

@@ -1,5 +1,6 @@
 package dev.edgespec.engine
 
+import dev.edgespec.*
 import dev.edgespec.decoding.*
 import dev.edgespec.support.*
 import java.io.File
@@ -20,6 +21,28 @@ class EndToEndTest {
     fun `without a number of new tokens a text goes to the end of the context`() = loadNative().use { engine ->
         val result = engine.generate(IntArray(engine.context - 150) { 5 + it % 23 }, Settings("ngram", ignoreEos = true))
         assertEquals("context" to 150, result.finish to result.tokens.size)
+    }
+
+    @Test
+    fun `each text has the adapter that it names`() {
+        val given = GOLDEN["adapters"].asJsonObject
+        val folders = given["folders"].asJsonObject.entrySet().associate { it.key to File(it.value.asString) }
+        val library = File(GOLDEN.text("library"))
+        Edgespec.load(File(given.text("path")), threads = 1, library = library, adapters = folders).use { engine ->
+            for (case in given["cases"].asJsonArray.map { it.asJsonObject }) {
+                val adapter = case["adapter"].takeUnless { it.isJsonNull }?.asString
+                val settings = Settings(case.text("method"), 24, ignoreEos = true, adapter = adapter)
+                val result = engine.generate(case.ints("prompt"), settings)
+                assertArrayEquals(case.ints("tokens"), result.tokens, "$case")
+                assertEquals(null, result.stats.droppedReason)
+            }
+            val error = assertThrows(InvalidRequest::class.java) { engine.stream(intArrayOf(5), Settings(adapter = "none")) }
+            assertTrue("expected one of" in error.what && folders.keys.all { it in error.what }, error.what)
+        }
+        val error = assertThrows(BundleError::class.java) {
+            Edgespec.load(File(given.text("path")), threads = 1, library = library, adapters = mapOf("none" to File("nowhere"))).close()
+        }
+        assertTrue("adapter_config.json" in error.what, error.what)
     }
 
     @Test

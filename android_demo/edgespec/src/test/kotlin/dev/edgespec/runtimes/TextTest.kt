@@ -1,6 +1,6 @@
 package dev.edgespec.runtimes
 
-import com.google.gson.JsonObject
+import com.google.gson.*
 import dev.edgespec.*
 import dev.edgespec.support.*
 import java.io.File
@@ -77,7 +77,7 @@ class TextTest {
                     continue
                 }
                 val template = ChatTemplate.read(folder)
-                for (case in given.each("cases")) assertEquals(case.text("text"), template.write(case.messages()))
+                for (case in given.each("cases")) assertEquals(case.text("text"), template.write(case.messages(), case.has("continued")))
             } finally {
                 folder.deleteRecursively()
             }
@@ -103,6 +103,26 @@ class TextTest {
     }
 
     @Test
+    fun `an answer is continued as in Python, and what cannot be continued is refused`() {
+        val given = GOLDEN["conversation"].asJsonObject
+        val case = given["continued"].asJsonObject
+        loadNative(File(given.text("path"))).use { engine ->
+            val settings = dev.edgespec.decoding.Settings(method = "ngram", maxNewTokens = 24, ignoreEos = true)
+            assertArrayEquals(case.ints("prompt"), engine.chatPrompt(case.messages(), continueFinal = true))
+            assertArrayEquals(case.ints("tokens"), engine.chat(case.messages(), settings, continueFinal = true).tokens)
+        }
+        val data = JsonParser.parseString("""{"version": 1, "gaps": {"start>user": "", "user>assistant": ""}, "trimmed": [], "thoughts": false}""")
+        withCopy(null) { folder ->
+            File(folder, CHAT_FILE).writeText(data.toString())
+            for (role in listOf("user", "assistant")) {
+                val messages = listOf(Message("user", "a"), Message(role, "b"))
+                val error = assertThrows(InvalidRequest::class.java) { ChatTemplate.read(folder).write(messages, continueFinal = true) }
+                assertTrue("cannot be continued here" in error.what || "cannot follow" in error.what, error.what)
+            }
+        }
+    }
+
+    @Test
     fun `a conversation goes on as in Python when the context is full`() {
         val given = GOLDEN["conversation"].asJsonObject
         Edgespec.load(File(given.text("path")), threads = 1, context = 96, library = File(GOLDEN.text("library"))).use { engine ->
@@ -122,6 +142,7 @@ fun main() {
     val tests = TextTest()
     tests.`tokenizers of every kind encode and decode as in Python`()
     tests.`a conversation goes as in Python, and a second turn computes nothing again`()
+    tests.`an answer is continued as in Python, and what cannot be continued is refused`()
     val error = withCopy { folder ->
         File(folder, TOKENIZER_FILE).writeText("""{"model": {"type": "none"}}""")
         assertThrows(BundleError::class.java) { NativeBundle(folder, 1).use { it.loadCodec(OwnTokenizer.path) } }
