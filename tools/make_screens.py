@@ -1,6 +1,6 @@
 """Take pictures of the app's screens: Android's views and graphics on a desktop JVM (Robolectric), with real bundles.
 
-    python -m tools.make_screens docs/app
+    python -m tools.make_screens FOLDER
 
 Needs Debian's aapt and android-framework-res.  It downloads 500 MB from Maven Central and Google's repository, so it is
 not part of the tests.
