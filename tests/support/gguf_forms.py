@@ -55,7 +55,7 @@ ARCHITECTURES = {
     "granite_swa_default": "granite_swa", "granite_swa_nope": "granite_swa", "smollm3_interval": "smollm3",
     "olmo2_mha": "olmo2", "olmo2_gqa_tied": "olmo2", "olmo3_yarn": "olmo2", "olmo3_layer_types": "olmo2",
     "olmoe_eight": "olmoe", "lfm2_conv": "lfm2", "lfm2_biases": "lfm2", "lfm2_moe_bias": "lfm2moe",
-    "glm_half": "chatglm", "glm4_half": "glm4", "glm4_no_bias": "glm4", "exaone4_pattern": "exaone4",
+    "glm_no_bias": "chatglm", "glm4_half": "glm4", "glm4_no_bias": "glm4", "exaone4_pattern": "exaone4",
     "exaone4_global": "exaone4", "starcoder2_window": "starcoder2", "starcoder2_no_bias": "starcoder2",
     "stablelm_quarter": "stablelm", "stablelm_parallel": "stablelm", "cohere_tied": "command-r",
     "cohere2_pattern": "cohere2", "gpt2_default": "gpt2", "gpt_neox_parallel": "gptneox", "falcon_7b": "falcon",
@@ -68,14 +68,25 @@ LIKE = {"granite_swa": "granite", "mellum": "qwen3moe"}
 """Architectures that some versions of the package gguf do not know, by one with the same names."""
 
 
+UNSAID: dict[str, Config] = {
+    "qwen2_moe_normed": {"norm_topk_prob": False},
+    "gemma3_new": {"layer_types": ["sliding_attention"] * 3},
+    "glm_no_bias": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    "granite_hybrid_experts": {"position_embedding_type": "nope"},
+    "lfm2_moe_bias": {"routed_scaling_factor": 1.0},
+    "stablelm_parallel": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "starcoder2_window": {"sliding_window": None},
+}
+"""What the converter does not write: the graphs of llama.cpp take it for granted."""
+
+
 def config_of(name: str) -> Config:
     """Return the config.json of a checkpoint, as transformers saves it, without what a GGUF file cannot say."""
     if name in VARIANTS:
         return {**saved.saved(VARIANTS[name].of)["config"], **VARIANTS[name].changes}
     config = dict(hf.CONFIGS[name] if name in hf.CORE else saved.saved(name)["config"])
-    if name == "qwen2_moe_normed":  # of llama.cpp's graph
-        config["norm_topk_prob"] = False
-    if name.startswith(("gemma2", "gemma3")):  # the same, except in the largest models
+    config |= UNSAID.get(name, {})
+    if name.startswith(("gemma2", "gemma3")):  # of llama.cpp's graph, except for the largest models
         config["query_pre_attn_scalar"] = config["head_dim"]
     if config["model_type"] == "granite_swa" and config.get("layer_rope_theta"):
         config["layer_rope_theta"] = [1e4 * bool(base) for base in config["layer_rope_theta"]]
@@ -122,8 +133,18 @@ def convert(sources: Path, name: str, out: Path, kind: str = "f32") -> Path:
     spaces = [
         "mamba" if each in ("mamba", "linear_attention") else "attention" for each in config.get("layer_types") or []
     ]
-    more = {"cohere2": {"rotary_pct": 1.0}, "gpt2": {"n_ctx": config.get("n_positions")},
-            "granitemoehybrid": {"layer_types": spaces}}  # fmt: skip
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        config["num_kv_heads"] = 1
+    bases, rope = config.get("layer_rope_theta") or [], config.get("rope_parameters") or {}
+    more = {
+        "cohere2": {"rotary_pct": 1.0},
+        "falcon": {"num_kv_heads": config.get("num_kv_heads")},
+        "gpt2": {"n_ctx": config.get("n_positions")},
+        "gpt_neox": {"rotary_pct": rope.get("partial_rotary_factor")},
+        "granite_swa": {"no_rope_layers": [int(base > 0) for base in bases]},
+        "granitemoehybrid": {"layer_types": spaces},
+        "llama": {"num_key_value_heads": config.get("num_key_value_heads") or config.get("num_attention_heads")},
+    }
     with tempfile.TemporaryDirectory() as view:
         model = Path(view) / folder.name
         shutil.copytree(folder, model)

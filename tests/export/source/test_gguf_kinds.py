@@ -35,6 +35,7 @@ ALIKE = {
 """Architectures whose checkpoints transformers does not write, by a configuration whose file has the same tensors."""
 ELSEWHERE = {"t5", "gpt-oss"}  # see test_gguf.py and test_mxfp4.py
 ONE = {kind: name for name, kind in ARCHITECTURES.items()}  # a configuration of each architecture
+CONVERTER_FAILS = ("lfm2_biases",)  # it takes convolutions without biases alone
 POSITIONS = 400
 
 
@@ -174,7 +175,7 @@ def test_rows_are_taken_as_the_file_has_them(tmp_path: Path, name: str, module: 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["f32", "q8_0"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in CONVERTER_FAILS])
 def test_the_converter_of_llama_cpp_writes_the_same_model(tmp_path: Path, name: str, kind: str) -> None:
     pytest.importorskip("torch")
     if not os.environ.get(SOURCES):
