@@ -25,7 +25,7 @@ def test_the_page_has_the_table() -> None:
 
 def test_methods_of_sessions_are_those_of_the_code() -> None:
     code = "".join((ROOT / "edgespec/runtimes/native" / name).read_text("utf-8") for name in LIBRARY)
-    assert {name for name in METHODS if name != "ar" and f'"{name}"' in code} == set(session_methods())
+    assert set(session_methods()) <= {name for name in METHODS if name != "ar" and f'"{name}"' in code}
     assert '" draws chains here"' in code
     (kotlin,) = re.findall(r"val METHODS = listOf\((.*?)\)", source(SOURCES["Kotlin"]))
     assert set(re.findall(r'"(.*?)"', kotlin)) == {"ar", *session_methods()}
