@@ -84,7 +84,7 @@ def models_table() -> str:
     from edgespec.export.source.gguf_kinds import model_types
 
     files = model_types()
-    files["umt5"] = files["t5"]  # a file's own tensors tell them apart
+    files["umt5"] = files["t5"]  # by the tensors of the file
     rows = [("model_type", "for example", "kind", "operators", "GGUF architecture"), ("---",) * 5]
     for name, kind in ARCHITECTURES.items():
         pair = any(base.__name__ == "EncoderDecoder" for base in kind.__mro__)

@@ -77,7 +77,7 @@ UNSAID: dict[str, Config] = {
     "stablelm_parallel": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "starcoder2_window": {"sliding_window": None},
 }
-"""What the converter does not write: the graphs of llama.cpp take it for granted."""
+"""Settings that the converter does not write: the graphs of llama.cpp take them for granted."""
 
 
 def config_of(name: str) -> Config:
