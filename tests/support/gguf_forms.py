@@ -71,7 +71,10 @@ LIKE = {"granite_swa": "granite", "mellum": "qwen3moe"}
 UNSAID: dict[str, Config] = {
     "qwen2_moe_normed": {"norm_topk_prob": False},
     "gemma3_new": {"layer_types": ["sliding_attention"] * 3},
-    "glm_no_bias": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    "glm_no_bias": {
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    },
     "granite_hybrid_experts": {"position_embedding_type": "nope"},
     "lfm2_moe_bias": {"routed_scaling_factor": 1.0},
     "stablelm_parallel": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
