@@ -32,7 +32,7 @@ def commands_page() -> str:
     context = click.Context(cli)
     parts = [
         "# Commands\n",
-        "This page is made from the help of the commands: `edgespec COMMAND --help` says the same.\n",
+        "This page is built from the help of the commands: `edgespec COMMAND --help` says the same.\n",
         "Errors of use exit with 2, other errors with 1, each with a hint.  Ctrl-C exits with 130.\n",
         *(_command(f"edgespec {name}", found) for name in COMMANDS if (found := cli.get_command(context, name))),
         "## Rare settings {#set}\n",
@@ -94,7 +94,7 @@ def models_table() -> str:
     for sense, types in READ.items():
         names = ", ".join(f"`{name}`" for name in sorted(types))
         rows.append((names, f"[below](#{sense})", f"decoder with {sense}", "native", ""))
-    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    return "".join("|" + "|".join(row) + "|\n" for row in rows)
 
 
 def write_models() -> None:
