@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgespec.export.foreign.model import ForeignModel
     from edgespec.runtimes.text.translation import Translation
 
-    SourceModel = EmittedModel | ForeignModel
+    SourceModel: TypeAlias = EmittedModel | ForeignModel
     """A target or a draft, whose graphs edgespec or another exporter makes."""
 
 M = TypeVar("M", bound="SourceModel", covariant=True)

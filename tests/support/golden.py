@@ -34,7 +34,7 @@ def chats() -> list[dict[str, Any]]:
     codec.special = {"bos_token": "<s>", "eos_token": "</s>"}.get  # type: ignore[method-assign, assignment]
     for file in sorted(TEMPLATES.glob("*.jinja")):
         codec.templates = {"default": file.read_text("utf-8")}
-        data, cases = chat_data(codec), []
+        data, cases = chat_data(codec), list[dict[str, Any]]()
         for turns in (1, 3, 5):
             messages: list[Message] = [
                 {"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(spm.NASTY[:turns])
@@ -123,7 +123,7 @@ def adapters(bundle: Path, folder: Path) -> dict[str, Any]:
     for rank, name in ((3, "sad"), (5, "gay")):
         folders[name] = folder / f"adapter-{name}"
         write_adapter(folders[name], config, rank=rank)
-    cases = []
+    cases = list[dict[str, Any]]()
     with load(bundle, threads=2, adapters=folders) as engine:
         for method in ("ar", "self-spec", "speculative"):
             for adapter in (None, *folders, None, "sad"):

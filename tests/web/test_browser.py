@@ -136,8 +136,8 @@ def run(name: str, server: Server, page: str, folder: Path, preferences: str = "
     (folder / "profile" / "user.js").write_text(preferences)
     words = [word.format(profile=folder / "profile") for word in BROWSERS[name]]
     address = f"http://127.0.0.1:{server.server_port}/{page}"
-    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    running = subprocess.Popen([name, *words, address], start_new_session=True, **streams)
+    quiet = subprocess.DEVNULL
+    running = subprocess.Popen([name, *words, address], start_new_session=True, stdout=quiet, stderr=quiet)
     try:
         found = server.found.get(timeout=300)
     finally:
