@@ -75,6 +75,7 @@ UNSAID: dict[str, Config] = {
         "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     },
+    "gpt_neox_serial": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
     "granite_hybrid_experts": {"position_embedding_type": "nope"},
     "lfm2_moe_bias": {"routed_scaling_factor": 1.0},
     "stablelm_parallel": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
