@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 
 from tests.support import hf, saved
 from tests.support.gguf_files import add_byte_level, interleaved, rope_factors
+from tests.support.zoo import CASES
 
 SOURCES = "EDGESPEC_LLAMA_CPP_SOURCES"  # names the folder with llama.cpp's sources
 Array = NDArray[np.float32]
@@ -104,7 +105,7 @@ def tensors_of(name: str) -> dict[str, Array]:
     """Return the tensors of a checkpoint as transformers saves them."""
     variant = VARIANTS.get(name)
     base = variant.of if variant else name
-    one = hf.CASES[base]
+    one = CASES[base]
     made = hf.weights(one.config, one.seed, scale=one.scale, boost=one.boost)
     found = made if base in hf.CORE else saved.saved_tensors(base, made)
     if variant is None:
@@ -139,7 +140,8 @@ def convert(sources: Path, name: str, out: Path, kind: str = "f32") -> Path:
     ]
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         config["num_kv_heads"] = 1
-    bases, rope = config.get("layer_rope_theta") or [], config.get("rope_parameters") or {}
+    bases: list[float] = config.get("layer_rope_theta") or []
+    rope: dict[str, Any] = config.get("rope_parameters") or {}
     more = {
         "cohere2": {"rotary_pct": 1.0},
         "falcon": {"num_kv_heads": config.get("num_kv_heads")},
@@ -168,8 +170,8 @@ def metadata_of(name: str) -> dict[str, Any]:
     config, kind = config_of(name), ARCHITECTURES[name]
     heads = config.get("num_attention_heads") or config["n_head"]
     hidden = config.get("hidden_size") or config["n_embd"]
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    full = rope.get("full_attention", rope)
+    rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    full: dict[str, Any] = rope.get("full_attention", rope)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     size = config.get("head_dim") or hidden // heads
     share = full.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", 1.0)))
