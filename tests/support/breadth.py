@@ -18,6 +18,7 @@ CELLS: Mapping[int, tuple[str, ...]] = {
         "export/bundle",
         "export/emit",
         "export/source/test_gguf.py",
+        "export/source/test_gguf_kinds.py",
         "export/source/test_keys.py",
         "export/source/test_tensors.py",
         "export/test_grouped_weights.py",

@@ -525,13 +525,14 @@ def _undone(tensor: GgufTensor, name: str, known: str, config: Mapping[str, Any]
     for orders, axis in ((kind.rows, 0), (kind.columns, 1)):
         if module not in orders or axis >= len(tensor.shape):
             continue
-        places, length = orders[module](config), tensor.shape[axis]
-        if len(places) != length:
+        order = orders[module](config)
+        if order.length != tensor.shape[axis]:
             raise ExportError(
-                f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, but its metadata implies {len(places)} "
-                f"{'columns' if axis else 'rows'}",
+                f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, but its metadata implies "
+                f"{order.length} {'columns' if axis else 'rows'}",
                 TRUNCATED,
             )
+        places = order.places()
         tensor = replace(tensor, columns=places) if axis else tensor.taken(places)
     if module in kind.logarithms:
         return replace(tensor, undo=lambda values: np.log(-values))

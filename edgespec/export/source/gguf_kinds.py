@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,6 @@ Config = Mapping[str, Any]
 Names = Mapping[str, str]
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Places = Callable[[Config], Ids]
 """Returns where the rows (or columns) of a checkpoint's tensor are in the file's, int64 [n], by config.json."""
 REBUILD = "export from the Hugging Face checkpoint"
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -32,6 +32,16 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 def shortest(value: float) -> float:
     """Return the float32 of a file as the shortest decimal number that means it."""
     return float(str(np.float32(value)))
+
+
+class Order(NamedTuple):
+    """Where rows or columns of a matrix are in the file."""
+
+    length: int  # rows or columns that the metadata implies: compared with the tensor's before memory is taken
+    places: Callable[[], Ids]  # [length]
+
+
+Places = Callable[[Config], Order]
 
 
 class Facts:
@@ -88,15 +98,25 @@ class Facts:
             raise self.unsupported(key, f"differs between layers: {self.get(key)}")
         return found.pop()
 
-    @property
+    @cached_property
     def layers(self) -> int:
-        """Return the layers, without those that guess."""
-        return int(self.number("block_count")) - self.guessing
+        """Return the layers, without those that guess; each has tensors in the file."""
+        value, name = self.number("block_count"), f"{self.architecture}.block_count"
+        if not isinstance(value, int) or not 0 < value - self.guessing <= len(self.tensors):
+            raise ExportError(
+                f"{self.file}: {name} is {value} and {self.guessing} of these layers guess, in a file of "
+                f"{len(self.tensors)} tensors",
+                "the file is damaged: download it again",
+            )
+        return value - self.guessing
 
-    @property
+    @cached_property
     def guessing(self) -> int:
         """Return the layers after the others that guess the next tokens."""
-        return int(self.get("nextn_predict_layers") or 0)
+        value = self.get("nextn_predict_layers") or 0
+        if not isinstance(value, int) or value < 0:
+            raise self.unsupported("nextn_predict_layers", f"is {value!r}: expected a number of layers")
+        return value
 
     def has(self, module: str, kind: str = "weight") -> bool:
         """Whether any layer has a tensor, such as ``attn_q``."""
@@ -212,46 +232,57 @@ def interleaved(key: str) -> Places:
         key: of the number of heads.
     """
 
-    def places(config: Config) -> Ids:
+    def places(config: Config) -> Order:
         size, heads = int(config["head_dim"]), int(config[key])
-        return (np.arange(heads)[:, None] * size + np.arange(size).reshape(-1, 2).T.ravel()).ravel()
+        return Order(
+            heads * size, lambda: (np.arange(heads)[:, None] * size + np.arange(size).reshape(-1, 2).T.ravel()).ravel()
+        )
 
     return places
 
 
-def grouped(config: Config) -> Ids:
+def grouped(config: Config) -> Order:
     """Return where rows are that hold each group's queries, its key and its value: the file has all queries first."""
     heads, size = int(config["num_attention_heads"]), int(config["head_dim"])
     groups = int(config["num_key_value_heads"])
-    first = np.cumsum([0, heads, groups]) * size
-    parts = [at + np.arange(count * size).reshape(groups, -1) for at, count in zip(first, (heads, groups, groups),
-                                                                                   strict=True)]  # fmt: skip
-    return np.concatenate(parts, 1).ravel()
+
+    def places() -> Ids:
+        first = np.cumsum([0, heads, groups]) * size
+        parts = [at + np.arange(count * size).reshape(groups, -1) for at, count in zip(first, (heads, groups, groups),
+                                                                                       strict=True)]  # fmt: skip
+        return np.concatenate(parts, 1).ravel()
+
+    return Order((heads + 2 * groups) * size, places)
 
 
-def _tiled(config: Config, size: int) -> Ids:
-    """Return where value heads of ``size`` rows are: a checkpoint has those of a key head in sequence, a file has the
-    first of every key head first."""
+def _tiled(config: Config, size: int, before: int = 0) -> Order:
+    """Return where value heads of ``size`` rows are, after rows that stay: a checkpoint has those of a key head in
+    sequence, a file has the first of every key head first."""
     keys, values = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
-    if values % keys:
-        return np.arange(values * size)
-    return np.arange(values * size).reshape(values // keys, keys, size).swapaxes(0, 1).ravel()
+
+    def places() -> Ids:
+        rows = np.arange(values * size)
+        if not values % keys:
+            rows = rows.reshape(values // keys, keys, size).swapaxes(0, 1).ravel()
+        return np.concatenate([np.arange(before), before + rows])
+
+    return Order(before + values * size, places)
 
 
-def tiled_one(config: Config) -> Ids:
+def tiled_one(config: Config) -> Order:
     """Return where numbers of value heads are."""
     return _tiled(config, 1)
 
 
-def tiled_values(config: Config) -> Ids:
+def tiled_values(config: Config) -> Order:
     """Return where channels of value heads are."""
     return _tiled(config, int(config["linear_value_head_dim"]))
 
 
-def tiled_mixed(config: Config) -> Ids:
+def tiled_mixed(config: Config) -> Order:
     """Return where channels of queries, keys and values are, of which only values move."""
-    first = 2 * int(config["linear_num_key_heads"]) * int(config["linear_key_head_dim"])
-    return np.concatenate([np.arange(first), first + tiled_values(config)])
+    before = 2 * int(config["linear_num_key_heads"]) * int(config["linear_key_head_dim"])
+    return _tiled(config, int(config["linear_value_head_dim"]), before)
 
 
 PAIRS = {"attn_q": interleaved("num_attention_heads"), "attn_k": interleaved("num_key_value_heads")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_an_unknown_or_missing_tensor_is_refused_by_name(tmp_path: Path, kind: s
 def test_metadata_that_changes_a_model_is_refused_by_name(tmp_path: Path, name: str, key: str, value: Any) -> None:
     with pytest.raises(UnsupportedModel, match=re.escape(f"{ARCHITECTURES[name]}.{key}")):
         opened(tmp_path, name, metadata={key: value})
+
+
+@pytest.mark.parametrize("kind", ONE)
+@pytest.mark.parametrize("value", [0, 2**31 - 1, 1.5, float("inf"), "many"])
+def test_absurd_numbers_are_read_or_refused_at_once(tmp_path: Path, kind: str, value: Any) -> None:
+    name = ONE[kind]
+    numbers = [key for key, known in metadata_of(name).items() if isinstance(known, int | float)]
+    for key in {"block_count", "nextn_predict_layers", *numbers}:
+        with suppress(EdgespecError):
+            opened(tmp_path, name, metadata={key: value})
+            assert key not in ("block_count", "nextn_predict_layers") or not value, key
 
 
 def test_layers_that_guess_are_left_out(tmp_path: Path) -> None:
