@@ -206,5 +206,7 @@ def test_its_first_start_writes_with_the_bundle_that_it_brings(app: Path, tmp_pa
     library = native_library().path
     assert library is not None
     said = first_start(jars, tmp_path / "assets" / "bundle", tmp_path / "app", library)
-    assert "speculative: " in said, said  # at once, by the draft that is in it
+    assert re.search(r"^(speculative|ngram|self-spec): [\d.]+ tokens/s", said, re.M), (
+        said
+    )  # at once, whichever is fastest
     assert re.search(r"([1-9]\d*) of \1 texts equal on this device", said), said

@@ -68,7 +68,10 @@ def start(classes: list[Path], bundle: Path, folder: Path) -> tuple[list[str], l
     chat = place / "chat.json"
     kept = chat.read_text("utf-8") if chat.exists() else ""
     names = [name for name in NAMES if f'"{name}"' in kept]
-    return re.findall(r"\d+ of \d+ texts equal|true|false|Exception.*|Error.*", said), names
+    found = re.findall(r"\d+ of \d+ texts equal|true|false|Exception.*|Error.*", said)
+    if bundle.name == "stock":  # as many as this version of ONNX Runtime rounds alike, which differs between runs
+        found = [re.sub(r"\d+ of \d+", "some", one) for one in found]
+    return found, names
 
 
 def test_the_rest_does_what_the_whole_does(
@@ -78,7 +81,7 @@ def test_the_rest_does_what_the_whole_does(
     (proved, *others), names = expected[0]
     assert re.fullmatch(r"([1-9]\d*) of \1 texts equal", proved)
     assert (others, names) == (["true", proved, "true"], NAMES)
-    assert expected[1][1] == NAMES  # and as many texts as this version of ONNX Runtime rounds alike
+    assert expected[1][1] == NAMES
     rest = shrunk(jars, apk.RULES.read_text("utf-8"), tmp_path)
     assert [start(rest, bundle, tmp_path) for bundle in exported] == expected
     assert [start(rest, bundle, place) for bundle in exported] == expected  # chats that another version has kept
