@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.export.architectures import ARCHITECTURES
+from edgespec.runtimes.files.operators import LINEAR, NATIVE
 from tests.support import hf
 
 SAMPLE = ("gpt_neo", "mixtral", "deepseek_v3", "mamba", "bamba", "flint", "helium")
@@ -148,6 +149,7 @@ class Row:
     equal: bool = False  # plain decoding in fp32 writes transformers' greedy text
     rows: bool = False  # a pass verifies several rows at once
     exact: bool = False  # in int4, every method gives plain decoding's text, and the probe found no differing bit
+    operators: str = ""  # that run it in int4: native, linear (only its linear layers are), or stock
     methods: Sequence[str] = field(default_factory=tuple)  # those that ran
     why: str = ""  # of what failed
     seconds: float = 0.0  # of processor time
@@ -156,7 +158,7 @@ class Row:
     def cells(self) -> list[str]:
         """Return the row of the table."""
         said = ["yes" if one else "no" for one in (self.exported, self.equal, self.rows, self.exact)]
-        return [self.kind, *said, " ".join(self.methods), self.why]
+        return [self.kind, *said, self.operators, " ".join(self.methods), self.why]
 
 
 def missing_types() -> list[str]:
@@ -252,12 +254,14 @@ def _steps(row: Row, folder: Path) -> Iterator[Row]:
     export_model(wanted, golden=False)
     with load(folder / "int4", threads=1) as engine:
         plain, ran = [_write(engine, prompt, "ar") for prompt in prompts], ["ar"]
-        exact = engine.exact_rows
+        exact, graph = engine.exact_rows, engine.model.graph_name
         for method in ("ngram", "speculative"):
             same = [_write(engine, prompt, method) for prompt in prompts] == plain
             exact = exact and same
             ran.append(method)
-    yield replace(row, exact=exact, methods=tuple(ran), why=row.why or ("" if exact else "rows differ"))
+    operators = graph if graph in (NATIVE, LINEAR) else "stock"
+    why = row.why or ("" if exact else "rows differ")
+    yield replace(row, exact=exact, operators=operators, methods=tuple(ran), why=why)
 
 
 CONFIG: hf.Config = {
@@ -282,7 +286,7 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {line[:160]}"
 
 
-HEAD = ["type", "exported", "same text", "several rows per pass", "exact", "methods", "why not"]
+HEAD = ["type", "exported", "same text", "several rows per pass", "exact", "operators", "methods", "why not"]
 TABLE, PAGE = Path("docs/reference/decoders.csv"), Path("docs/models.md")
 BEGIN, END = "<!-- decoders:begin -->\n", "<!-- decoders:end -->\n"
 
@@ -301,9 +305,11 @@ def summary(table: Path) -> str:
     equal = [row for row in rows if row["same text"] == "yes"]
     fast = [row for row in equal if (row["several rows per pass"], row["exact"]) == ("yes", "yes")]
     where = TABLE.relative_to("docs")
+    whole = sum(row["operators"] == NATIVE for row in rows)
     return (
         f"Of {len(rows)} types tried in small (transformers 5.24, random weights), {len(equal)} write transformers' "
-        f"text in float32. {len(fast)} of those verify several rows per pass exactly ([table]({where})).\n"
+        f"text in float32. {len(fast)} of those verify several rows per pass exactly, and {whole} have their attention "
+        f"on native operators ([table]({where})).\n"
     )
 
 
