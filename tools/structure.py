@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP = ("plugins", "__main__", "cli", "server", "transformers", "library")
+TOP = ("plugins", "__main__", "cli", "server", "exporter", "transformers", "library")
 LAYERS = (*TOP, "export", "judge", "reports", "engine", "planning", "control", "drafters", "runtimes", "decoding",
           "formulas", "configs", "signatures", "declared", "extensions", "errors", "version")  # fmt: skip
 """The layers of the package, the highest first: a layer imports lower ones only.  Some are one module."""

@@ -19,8 +19,9 @@ def test_the_table_gives_a_reason_for_each_type_that_fails() -> None:
     kinds = [row[0] for row in rows]
     assert kinds == sorted(set(kinds))
     assert not NOT_DECODERS & set(kinds)
-    for kind, exported, equal, _, exact, methods, why in rows:
+    for kind, exported, equal, _, exact, operators, methods, why in rows:
         assert {exported, equal, exact} <= {"yes", "no"}
+        assert operators in ("native", "linear", "stock", ""), kind
         assert (equal == exact == "yes" and methods) or why, kind
 
 
