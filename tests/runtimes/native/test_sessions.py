@@ -7,6 +7,8 @@ import math
 import re
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -390,6 +392,43 @@ def test_saved_texts(both: Callable[[str], Both], tmp_path: Path) -> None:
             session.restore(tmp_path / "none")
         assert refused.value.status == NO_FILE
     assert sorted(one.name for one in tmp_path.iterdir()) == ["changed", "cut", "saved"]
+
+
+SAVES = """
+import sys
+from pathlib import Path
+
+from tests.support.c_sessions import Bundle, settings_of
+
+with Bundle(Path(sys.argv[1])) as bundle, bundle.session() as short, bundle.session() as long:
+    short.generate(list(range(1, 40)), settings_of(tokens=8))
+    long.generate(list(range(1, 180)), settings_of(tokens=8))
+    print("ready", flush=True)
+    while True:
+        for session in (short, long):
+            session.save(Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.nightly
+def test_killed_while_it_saves(both: Callable[[str], Both], tmp_path: Path) -> None:
+    """What is left is one text or the other, whole, and the next save is not held up by it."""
+    found, rng, file = both("int4"), np.random.default_rng(5), tmp_path / "saved"
+    seen = set()
+    with Bundle(found.folder.path) as bundle, bundle.session() as session:
+        for _ in range(12):
+            command = [sys.executable, "-c", SAVES, str(found.folder.path), str(file)]
+            running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+            assert running.stdout is not None
+            assert running.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0.002, 0.03))
+            running.kill()
+            running.wait()
+            running.stdout.close()
+            if file.exists():
+                seen.add(session.restore(file))
+    assert seen == {39 + 7, 179 + 7}
+    assert [one.name for one in tmp_path.iterdir() if one != file] in ([], ["saved.part"])
 
 
 def stopped(session: Session, prompt: Sequence[int], wanted: Settings, point: int) -> tuple[list[int], list[int]]:
