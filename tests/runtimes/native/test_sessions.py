@@ -412,7 +412,7 @@ with Bundle(Path(sys.argv[1])) as bundle, bundle.session() as short, bundle.sess
 
 @pytest.mark.nightly
 def test_killed_while_it_saves(both: Callable[[str], Both], tmp_path: Path) -> None:
-    """What is left is one text or the other, whole, and the next save is not held up by it."""
+    """The file holds one text or the other, whole, and the next save replaces it."""
     found, rng, file = both("int4"), np.random.default_rng(5), tmp_path / "saved"
     seen = set()
     with Bundle(found.folder.path) as bundle, bundle.session() as session:
