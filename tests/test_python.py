@@ -105,7 +105,7 @@ def test_an_export_from_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"format": "int5"}, "format 'int5': expected one of fp32, int4"),
+        ({"format": "int5"}, "format 'int5': expected one of int4, int8"),
         ({"methods": "magic"}, "unknown method 'magic'"),
         ({"quantizer": "best"}, "unknown quantizer 'best'"),
         ({"target_size": "much"}, "no amount of memory"),

@@ -123,7 +123,7 @@ def test_pictures_and_recordings_share_a_prompt(tmp_path: Path) -> None:
 
 def test_a_draft_with_towers_of_its_own_hears_what_a_draft_of_text_does_not(tmp_path: Path) -> None:
     first, *_ = map(Audio, hearing.recordings())
-    folder = export(tmp_path, "voxtral", "int8", ("speculative",))
+    folder = export(tmp_path, "voxtral", "int8", ("speculative",), draft_format="int8")
     manifest = (folder / "edgespec.json").read_text("utf-8")
     how: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "method": "speculative", "fallback": False}
     with load(folder, threads=1) as engine:
