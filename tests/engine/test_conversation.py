@@ -20,7 +20,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.chats import FOLDER
+from tests.support.chats import FOLDER, REFERENCE
 from tests.support.checkpoints import write_chain
 
 END = "<|im_end|>"
@@ -128,7 +128,7 @@ def test_the_tokens_are_those_of_the_whole_conversation(
     make: Callable[..., Path], two_turns: Callable[..., Turns]
 ) -> None:
     """As transformers tokenizes the three messages at once."""
-    reference = json.loads((FOLDER / "reference.json").read_text("utf-8"))["templates"]["qwen25"]
+    reference = REFERENCE["qwen25"]
     engine = load(make(THE_ANSWER, CHATML), threads=1)
     prompts, _, messages, _ = two_turns(engine)
     assert prompts[1] == reference["two turns of a chain"]["ids"]

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "templates"
+REFERENCE = json.loads((FOLDER / "reference.json").read_text("utf-8"))["templates"]
+CONVERSATIONS = json.loads((FOLDER / "conversations.json").read_text("utf-8"))
+TEMPLATES = sorted(file.stem for file in FOLDER.glob("*.jinja"))
+
+
+def model_folder(place: Path, template: str) -> Path:
+    """Make a model's folder with a template in ``place``."""
+    folder = place / template
+    folder.mkdir()
+    shutil.copyfile(FOLDER / "tokenizer.json", folder / "tokenizer.json")
+    shutil.copyfile(FOLDER / f"{template}.jinja", folder / "chat_template.jinja")
+    names = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names), "utf-8")
+    return folder
 
 
 def one(template: str, chat: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,10 @@ import pytest
 
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import golden
-from tests.support.chats import FOLDER
+from tests.support.chats import CONVERSATIONS, REFERENCE, TEMPLATES, model_folder
 
 pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).with_name("texts.mjs")
-REFERENCE = json.loads((FOLDER / "reference.json").read_text("utf-8"))["templates"]
-CONVERSATIONS = json.loads((FOLDER / "conversations.json").read_text("utf-8"))
-TEMPLATES = sorted(file.stem for file in FOLDER.glob("*.jinja"))
 INEXACT = {"unigram", "unigram_folded", "unigram_bytes", "unigram_across_words"}  # the library differs from Python's
 TRIMMED = "bpe_trimmed"  # a text of blanks alone has a token in the library
 TOO_NEW = {"features"}  # it has filters and methods that the library lacks
@@ -43,17 +40,7 @@ def ask(package: Path, node: str) -> Ask:
 @pytest.fixture
 def folder_of(tmp_path: Path) -> Callable[[str], Path]:
     """Make a model's folder with a template."""
-
-    def get(template: str) -> Path:
-        folder = tmp_path / template
-        folder.mkdir()
-        shutil.copyfile(FOLDER / "tokenizer.json", folder / "tokenizer.json")
-        shutil.copyfile(FOLDER / f"{template}.jinja", folder / "chat_template.jinja")
-        names = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
-        (folder / "tokenizer_config.json").write_text(json.dumps(names), "utf-8")
-        return folder
-
-    return get
+    return partial(model_folder, tmp_path)
 
 
 def test_tokenizers_of_every_kind_as_in_python(ask: Ask, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import json
 import os
 import random
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.stream import StreamDecoder
 from tests.conftest import PROMPTS
 from tests.support import arm64, golden, hf
-from tests.support.chats import FOLDER
+from tests.support.chats import CONVERSATIONS, REFERENCE, TEMPLATES, model_folder
 from tests.support.clang import Windows
 from tests.support.jvm import classpath, environment, need_maven
 from tests.support.rust_tokenizer import ARM, CRATE, LINKERS, LINUX, SYSTEM, WINDOWS, CTokenizer, build
@@ -30,9 +30,6 @@ from tests.support.selftest import NATIVE, TESTS
 pytestmark = pytest.mark.nightly
 EXAMPLE = NATIVE.parents[1] / "examples" / "c" / "greedy.c"
 NEW = 40
-REFERENCE = json.loads((FOLDER / "reference.json").read_text("utf-8"))["templates"]
-CONVERSATIONS = json.loads((FOLDER / "conversations.json").read_text("utf-8"))
-TEMPLATES = sorted(file.stem for file in FOLDER.glob("*.jinja"))
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +93,7 @@ def is_refused(library: Path, json: bytes) -> bool:
 @pytest.fixture
 def folder_of(tmp_path: Path) -> Callable[[str], Path]:
     """Make a model's folder with a template."""
-
-    def get(template: str) -> Path:
-        folder = tmp_path / template
-        folder.mkdir()
-        shutil.copyfile(FOLDER / "tokenizer.json", folder / "tokenizer.json")
-        shutil.copyfile(FOLDER / f"{template}.jinja", folder / "chat_template.jinja")
-        names = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
-        (folder / "tokenizer_config.json").write_text(json.dumps(names), "utf-8")
-        return folder
-
-    return get
+    return partial(model_folder, tmp_path)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

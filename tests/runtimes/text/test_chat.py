@@ -18,11 +18,8 @@ import pytest
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.text.chat import render
 from edgespec.runtimes.text.codec import TextCodec
-from tests.support.chats import FOLDER, one
+from tests.support.chats import CONVERSATIONS, FOLDER, REFERENCE, TEMPLATES, one
 
-REFERENCE = json.loads((FOLDER / "reference.json").read_text("utf-8"))["templates"]
-CONVERSATIONS = json.loads((FOLDER / "conversations.json").read_text("utf-8"))
-TEMPLATES = sorted(file.stem for file in FOLDER.glob("*.jinja"))
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 ASKED = [{"role": "user", "content": "a"}]
 
