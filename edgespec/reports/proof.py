@@ -109,13 +109,14 @@ def make_golden(
     Args:
         brief: a few tokens of one prompt, as of weights that were only copied.
     """
-    engine = load(bundle, threads=threads, check=False, prompt_cache=False)
     vectors, settings = [], Settings(method=AR, max_new_tokens=BRIEF if brief else NEW_TOKENS)
-    for prompt in golden_prompts(engine, text)[: 1 if brief else None]:
-        given, begin = (list(prompt.tokens), list(prompt)) if isinstance(prompt, Source) else (prompt, None)
-        tokens = engine.generate(prompt, settings).tokens
-        vectors.append(GoldenVector(prompt=given, prefix_tokens=begin, method=AR, tokens=tokens))
-    return vectors, _seen(engine, text), made_by(engine)
+    # closed, because what loads the bundle next would otherwise map its weights beside these
+    with load(bundle, threads=threads, check=False, prompt_cache=False) as engine:
+        for prompt in golden_prompts(engine, text)[: 1 if brief else None]:
+            given, begin = (list(prompt.tokens), list(prompt)) if isinstance(prompt, Source) else (prompt, None)
+            tokens = engine.generate(prompt, settings).tokens
+            vectors.append(GoldenVector(prompt=given, prefix_tokens=begin, method=AR, tokens=tokens))
+        return vectors, _seen(engine, text), made_by(engine)
 
 
 def _seen(engine: Engine, text: str) -> list[SeenVector]:

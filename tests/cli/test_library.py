@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import re
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
 import edgespec
 from edgespec import library
@@ -17,6 +22,7 @@ from edgespec.runtimes.files.formats import EXPORT_FORMATS, FILE, ExportFormat
 from tests.cli.conftest import Command
 from tests.conftest import THREADS
 from tests.support import hf
+from tests.support.gguf_files import write_gguf
 
 ASKED = ("--max-new-tokens", 4, "--threads", THREADS)
 
@@ -55,6 +61,39 @@ def test_a_model_is_made_once_found_again_listed_and_removed(command: Command, c
     assert not Path(made["path"]).exists()
     command("rm", "tiny").refused(1, "unknown bundle 'tiny'", "none yet")
     assert model.is_dir()
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Let nothing but its last reference free an object."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def mapped_bytes(folder: Path) -> int:
+    """Add up what this process maps of the weights of a bundle."""
+    lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
+    ranges = [re.match(r"(\w+)-(\w+) ", line) for line in lines if line.endswith(f"{folder.name}/model.data")]
+    return sum(int(found[2], 16) - int(found[1], 16) for found in ranges if found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+@pytest.mark.parametrize("quantized", [True, False])
+def test_the_first_run_maps_the_weights_once(cache: Path, model: Path, tmp_path: Path, quantized: bool) -> None:
+    """A bundle in the file's own weights, and one whose format is measured first."""
+    if quantized:
+        model = tmp_path / "first.gguf"
+        write_gguf(model, "llama_tied_gqa", kind=GGMLQuantizationType.Q8_0)
+    with without_collector():
+        bundle = library.ready(model)
+        assert mapped_bytes(bundle) == 0
+        with edgespec.load(bundle, threads=THREADS) as engine:
+            size = (bundle / engine.bundle.manifest.target.weights).stat().st_size
+            assert size <= mapped_bytes(bundle) < size + (1 << 16)
+        assert mapped_bytes(bundle) == 0
 
 
 def test_a_model_that_changed_is_another_bundle(cache: Path, model: Path, tmp_path: Path) -> None:
