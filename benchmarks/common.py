@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from statistics import mean, median
 from time import perf_counter, sleep
 from typing import Any
 
@@ -46,10 +46,11 @@ def alternate(
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, Any]:
-    """Median of pairwise ratios over / under, with its 95 % interval."""
+    """Median of pairwise ratios over / under, with its 95 % interval, and their mean."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     low, high = bootstrap(ratios)
-    return {"ratio": round(median(ratios), 3), "low": round(low, 3), "high": round(high, 3), "pairs": len(ratios)}
+    return {"ratio": round(median(ratios), 3), "low": round(low, 3), "high": round(high, 3),
+            "mean": round(mean(ratios), 3), "pairs": len(ratios)}  # fmt: skip
 
 
 def show(figures: Mapping[str, Any]) -> None:

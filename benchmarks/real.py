@@ -1,6 +1,7 @@
 """Compare published models with llama.cpp on the same file: quality, speed, memory, first token.
 
     python -m benchmarks.real FOLDER --text TEXT [--llama BIN] [--prebuilt NODE] [-o FOLDER] [--markdown]
+    python -m benchmarks.real FOLDER --only 1.5b --prompts FILE --llama BIN -o FOLDER
 
 FOLDER holds GGUF files; the default is ``EDGESPEC_REAL_MODELS``.  BIN is a folder with llama-server and
 llama-perplexity, built for this processor; NODE a folder in which ``npm install node-llama-cpp`` was run, whose
@@ -12,6 +13,9 @@ and of llama.cpp (llama-perplexity) against a float32 run of the same file.  The
 decodes PROMPTS, interleaved and greedy, NEW tokens each.  Further figures: a prefill of PREFILL tokens; the peak of
 resident memory; the seconds of a whole process to its first token.  llama.cpp's own speculation with the same draft is
 part of the same interleaved runs.
+
+``--prompts`` gives a file of other chats, a text a line.  Then only the speed is measured, each prompt once, and ratios
+are also means over all of them.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import conditions, ratio, show
+from edgespec.cli.prompts import read_prompt_file
 from edgespec.engine.exactness import EXACT, NEAR_TIES
 from edgespec.runtimes.files.manifest import MANIFEST
 
@@ -184,6 +189,18 @@ class Judged:
         return scale[:, None] * rows[:, 4 : 4 + self.vocab] + least[:, None]
 
 
+def as_stored(rows: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Round log-probabilities [positions, vocabulary] as llama-perplexity's files do.
+
+    They hold 65,536 levels, and nothing more than 16 below the largest one: what is less likely counts as that.  Of
+    many thousand tokens, that lowers a divergence by some .0001, so all rows that are compared are rounded alike.
+    """
+    most = rows.max(-1, keepdims=True)
+    least = np.maximum(rows.min(-1, keepdims=True), most - 16)
+    step = (most - least) / np.float32(65535)
+    return least + step * np.rint(np.maximum(rows - least, 0) / step)
+
+
 def judge_by_llama(llama: Path, model: Path, text: Path, threads: int, file: Path) -> Judged:
     """Have llama.cpp read the text."""
     subprocess.run([str(llama / "llama-perplexity"), "-m", str(model), "-f", str(text), "-c", str(WINDOW), "-b",
@@ -215,8 +232,8 @@ def quality(bundle: Path, model: Path, judged: Judged, threads: int) -> dict[str
                 base = log_softmax(exactly[half:-1])[:, : judged.vocab]
                 following = np.arange(len(base)), tokens[at, half + 1 :]
                 for name, one in (
-                    ("float32", base),
-                    ("edgespec", log_softmax(logits[half:-1])[:, : judged.vocab]),
+                    ("float32", as_stored(base)),
+                    ("edgespec", as_stored(log_softmax(logits[half:-1])[:, : judged.vocab])),
                     ("llama.cpp", judged.log_probabilities(at)),
                 ):
                     sums = found.setdefault(name, {"loss": [], "kl": [], "same": []})
@@ -248,6 +265,7 @@ class Report:
     tokens_per_second: dict[str, float] = field(default_factory=dict)
     gain: dict[str, Any] = field(default_factory=dict)  # over our own plain decoding
     over_llama_cpp: dict[str, Any] = field(default_factory=dict)  # over the faster llama.cpp, plain
+    over_its_drafts: dict[str, Any] = field(default_factory=dict)  # over llama.cpp with the draft
     prefill: dict[str, float] = field(default_factory=dict)  # tokens per second
     peak_mib: dict[str, float] = field(default_factory=dict)
     first_token_seconds: dict[str, float] = field(default_factory=dict)
@@ -327,10 +345,10 @@ def runtimes(bundle: Path, model: Path, draft: Path | None, arguments: argparse.
         yield found
 
 
-def measure(report: Report, bundle: Path, started: dict[str, Any], methods: Sequence[str], turns: int) -> None:
+def measure(report: Report, started: dict[str, Any], methods: Sequence[str], chats: Sequence[str], turns: int) -> None:
     """Let all decode the same prompts, interleaved."""
     ours = started["edgespec"]
-    prompts = {kind: ours.ask(chat=prompt)["tokens"] for kind, prompt in PROMPTS.items()}
+    prompts = [ours.ask(chat=prompt)["tokens"] for prompt in chats]
     runs: dict[str, Callable[[list[int]], dict[str, Any]]] = {}
     for method in ("ar", *methods):
         name = "edgespec" if method == "ar" else f"edgespec, {method}"
@@ -339,11 +357,11 @@ def measure(report: Report, bundle: Path, started: dict[str, Any], methods: Sequ
         if name != "edgespec":
             runs[name] = lambda tokens, one=one: one.ask(tokens=tokens, new=NEW)  # type: ignore[misc]
     for run in runs.values():
-        run(prompts["chat"])  # warm
+        run(prompts[0])  # warm
     times: dict[str, list[float]] = {name: [] for name in runs}
     texts: dict[str, list[list[int]]] = {name: [] for name in runs}
     for turn in range(turns):
-        for tokens in prompts.values():
+        for tokens in prompts:
             for name in list(runs)[:: 1 if turn % 2 else -1]:
                 found = runs[name](tokens)
                 times[name].append(found["decode_ms"] / (len(found["tokens"]) - 1))
@@ -355,6 +373,10 @@ def measure(report: Report, bundle: Path, started: dict[str, Any], methods: Sequ
         faster = min(rivals, key=lambda name: median(times[name]))
         report.over_llama_cpp = {"beside": faster} | {
             name: ratio(times[faster], each) for name, each in times.items() if name != faster
+        }
+    if its := times.get("llama.cpp, draft"):
+        report.over_its_drafts = {
+            name: ratio(its, each) for name, each in times.items() if name.startswith("edgespec,")
         }
     for name, each in texts.items():
         base = texts["edgespec" if name.startswith("edgespec") else "llama.cpp" if "llama.cpp" in texts else name]
@@ -373,6 +395,11 @@ def look_at(model: Path, models: Sequence[Path], arguments: argparse.Namespace) 
     draft = draft_of(model, models)
     bundle = arguments.output / model.stem
     report = export(model, draft, bundle, arguments.threads)
+    if arguments.prompts:
+        with runtimes(bundle, model, draft, arguments) as started:
+            methods = ["speculative"] if draft else WITHOUT_TRAINING
+            measure(report, started, [*methods, "auto"], read_prompt_file(arguments.prompts), turns=1)
+        return report
     verified = json.loads(
         command(
             "verify", bundle, "--max-prompts", 4, "--max-new-tokens", 64, "--json", "--threads", arguments.threads
@@ -385,7 +412,7 @@ def look_at(model: Path, models: Sequence[Path], arguments: argparse.Namespace) 
             report.quality = quality(bundle, model, judged, arguments.threads)
             del judged
     with runtimes(bundle, model, draft, arguments) as started:
-        measure(report, bundle, started, [*report.verified, "auto"], arguments.turns)
+        measure(report, started, [*report.verified, "auto"], list(PROMPTS.values()), arguments.turns)
     words = ("run", bundle, "--prompt", "Write a haiku.", "--max-new-tokens", 1, "--threads", arguments.threads)
     report.first_token_seconds["edgespec"] = first_token(lambda: command(*words, stderr=subprocess.DEVNULL))
     return report
@@ -422,6 +449,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=os.environ.get("EDGESPEC_REAL_MODELS"))
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--text", type=Path, help="what quality is measured on, at least 8,000 tokens")
+    parser.add_argument("--prompts", type=Path, help="a file of chats, whose speed alone is measured")
     parser.add_argument("--only", default="", help="part of the name of the models to look at")
     parser.add_argument("--llama", type=Path, help="folder of llama.cpp's programs")
     parser.add_argument("--prebuilt", type=Path, help="folder with node_modules/node-llama-cpp")
@@ -435,7 +463,7 @@ def main() -> None:
         return
     if arguments.folder is None or not (models := sorted(Path(arguments.folder).glob("*.gguf"))):
         parser.error("expected a folder of GGUF files, as an argument or in EDGESPEC_REAL_MODELS")
-    if arguments.llama and not arguments.text:
+    if arguments.llama and not arguments.text and not arguments.prompts:
         parser.error("--llama needs --text")
     with tempfile.TemporaryDirectory() as folder:
         arguments.output = arguments.output or Path(folder)
