@@ -16,6 +16,7 @@ from edgespec.export.training.target import Source, Target
 from edgespec.export.training.windows import Windows
 
 TOGETHER = 32  # texts written at once: bounds the KV cache
+SAID = 32  # tokens between two reports
 SEED_TOKENS = 4  # from a random place of a text, if there is no BOS
 
 
@@ -60,12 +61,21 @@ class Writes(Protocol):
         """Compute float32 logits [B, vocab] of the last rows [B, any]."""
 
 
-def write_texts(target: Writes, order: Order, seed: int, texts: Sequence[str] = ()) -> Windows:
+def write_texts(
+    target: Writes,
+    order: Order,
+    seed: int,
+    texts: Sequence[str] = (),
+    report: Callable[[int], None] = lambda tokens: None,
+) -> Windows:
     """Generate texts with the target; they depend only on the seed and the order's name.
 
     A text begins with BOS.  If the tokenizer has none, it begins with ``SEED_TOKENS`` tokens of a random place of
     ``texts`` (or of the calibration text).  It is sampled at temperature 1 and ends after an EOS.  For an
     encoder-decoder, the beginning is the usual one.
+
+    Args:
+        report: called with the number of tokens that each text has, now and then.
 
     Returns:
         ``order.count`` windows of at most ``order.length`` tokens.
@@ -84,21 +94,29 @@ def write_texts(target: Writes, order: Order, seed: int, texts: Sequence[str] = 
             return logits.argmax(-1)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
-    made = _continued(target, begin.to(target.device), order.length, choose)
+    made = _continued(target, begin.to(target.device), order.length, choose, report)
     return made if order.read is None else replace(made.first(order.count), read=order.read)
 
 
-def greedy_texts(target: Target, prompts: Windows, prompt: int, length: int) -> Windows:
+def greedy_texts(
+    target: Target, prompts: Windows, prompt: int, length: int, report: Callable[[int], None] = lambda tokens: None
+) -> Windows:
     """Return the target's greedy continuations of the first ``prompt`` tokens of texts, ``length`` tokens in all."""
     parts = []
     for start in range(0, len(prompts), TOGETHER):
         begin = torch.from_numpy(prompts.tokens[start : start + TOGETHER, :prompt]).to(target.device)
-        parts.append(_continued(target, begin, length, lambda logits, at: logits.argmax(-1)))
+        parts.append(_continued(target, begin, length, lambda logits, at: logits.argmax(-1), report))
     return Windows.joined(parts)
 
 
 @torch.no_grad()
-def _continued(target: Writes, begin: Tensor, length: int, choose: Callable[[Tensor, int], Tensor]) -> Windows:
+def _continued(
+    target: Writes,
+    begin: Tensor,
+    length: int,
+    choose: Callable[[Tensor, int], Tensor],
+    report: Callable[[int], None],
+) -> Windows:
     tokens = begin  # [B, t]
     ends = torch.tensor(target.source.eos, dtype=torch.long, device=tokens.device)
     ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
@@ -107,6 +125,8 @@ def _continued(target: Writes, begin: Tensor, length: int, choose: Callable[[Ten
         hidden, past = target.follow(fresh, past)
         fresh = choose(target.logits(hidden[:, -1]), tokens.shape[1])[:, None]
         tokens = torch.cat([tokens, fresh], 1)
+        if tokens.shape[1] % SAID == 0:
+            report(tokens.shape[1])
         ended |= torch.isin(fresh[:, 0], ends)
     rows = tokens.cpu().tolist()
     return Windows.of([_cut(row, begin.shape[1], target.source.eos) for row in rows], length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -300,7 +301,10 @@ class Trainer:
         for start in range(0, len(left), writers):
             mine = left[start + accelerator.process_index % writers :][:1]
             self.report("texts", done, count, f"the model writes {count} {what}: {done} done")
-            made = [(order.name, write_texts(writer, order, self.options.seed, self.texts)) for order in mine]
+            made = []
+            for order in mine:
+                report = self._text_report(what, done, count, order)
+                made.append((order.name, write_texts(writer, order, self.options.seed, self.texts, report)))
             if writers > 1:
                 made = gather_object(made)
             for name, texts in made:
@@ -311,6 +315,15 @@ class Trainer:
         if count:
             self.report("texts", count, count, f"{count} {what}")
         return Windows.joined(known[order.name] for order in asked)
+
+    def _text_report(self, what: str, done: int, count: int, order: Order) -> Callable[[int], None]:
+        """Return what reports the tokens of texts that are being written, after ``done`` of ``count`` texts."""
+        return lambda tokens: self.report(
+            "texts",
+            done + order.count * tokens // order.length,
+            count,
+            f"the model writes {count} {what}: {done} done, {order.count} have {tokens} of {order.length} tokens",
+        )
 
     def _writer(self, target: Target) -> Writes:
         """Return what writes training texts: native operators on a CPU, where they can, else the target."""
@@ -332,7 +345,10 @@ class Trainer:
             texts = self.state.texts("held-greedy")
         known: Windows | None = shared(self.accelerator, texts)
         if known is None:
-            known = greedy_texts(target, sampled, prompt, self.measured)
+            order = Order("held-greedy", len(sampled), self.measured)
+            known = greedy_texts(
+                target, sampled, prompt, self.measured, self._text_report("greedy texts", 0, len(sampled), order)
+            )
             if self.accelerator.is_main_process:
                 self.state.keep_texts("held-greedy", known)
         return known
