@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
-from gguf import GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -464,6 +465,7 @@ def write_file(
     without: str | re.Pattern[str] = "",
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Array] | None = None,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
 ) -> Path:
     """Write the file of a configuration.
 
@@ -471,6 +473,7 @@ def write_file(
         architecture: another one than the configuration's.
         without: a tensor that is left out, or a pattern of such.
         metadata, tensors: more of them.
+        kind: of the matrices whose rows are whole blocks; a router's stays in float32.
     """
     writer = GGUFWriter(file, architecture or ARCHITECTURES[name])
     for key, value in (metadata_of(name) | dict(metadata or {})).items():
@@ -486,8 +489,13 @@ def write_file(
     add_byte_level(writer, hf.make_tokenizer(size, False), size, False)
     gone = re.compile(re.escape(without)) if isinstance(without, str) else without
     for key, array in held.items():
-        if not gone.fullmatch(key):
-            writer.add_tensor(key, np.ascontiguousarray(array, np.float32))
+        if gone.fullmatch(key):
+            continue
+        value = np.ascontiguousarray(array, np.float32)
+        if value.ndim > 1 and value.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 and "_inp" not in key:
+            writer.add_tensor(key, quantize(value, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

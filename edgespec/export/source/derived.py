@@ -102,13 +102,25 @@ def rows_of(of: Extra, ids: Ids) -> Extra:
 
 
 def columns_of(of: Extra, first: int, size: int) -> Extra:
-    """Take ``size`` columns of a matrix [n, k] from ``first`` on."""
+    """Take ``size`` columns of a matrix [n, k] from ``first`` on; as its file has them, if they are whole blocks."""
 
     def read(rows: slice, columns: slice | None) -> Floats:
         start, stop, _ = (columns or slice(None)).indices(size)
         return of.read(rows, slice(first + start, first + stop))
 
-    return Extra(lambda: (of.shape[0], size), read, of.origins)
+    def blocks() -> FileRows | None:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        found = of.blocks()
+        if found is None or found.order is not None or found.type not in GGMLQuantizationType.__members__:
+            return None
+        each, length = GGML_QUANT_SIZES[GGMLQuantizationType[found.type]]
+        if first % each or size % each:
+            return None
+        every, left, right = found.read, first // each * length, (first + size) // each * length
+        return replace(found, read=lambda rows: every(rows)[:, left:right])
+
+    return Extra(lambda: (of.shape[0], size), read, of.origins, blocks)
 
 
 def joined(*parts: Extra) -> Extra:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 
 from edgespec.errors import EdgespecError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
@@ -183,6 +185,30 @@ def test_rows_are_taken_as_the_file_has_them(tmp_path: Path, name: str, module: 
     if rows.order is not None:
         found = found[:, np.argsort(rows.order)]
     np.testing.assert_array_equal(found, made.source.read(f"model.layers.0.{module}.weight"))
+
+
+@pytest.mark.parametrize("name, wide", [("qwen2_moe_normed", 1), ("qwen2_moe_normed", 3), ("qwen3_5_moe_shared", 1)])
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.F16])
+def test_a_shared_expert_is_taken_as_the_file_has_it(
+    tmp_path: Path, name: str, wide: int, kind: GGMLQuantizationType
+) -> None:
+    """Also one as wide as several experts, whose columns are cut."""
+    whole, metadata = tensors_in(name), metadata_of(name)
+    tensors = {
+        key: np.tile(value, (1, wide) if "down" in key else (wide, 1)) * np.float32(0.5)
+        for key, value in whole.items()
+        if key.endswith("_shexp.weight") and "_inp" not in key
+    }
+    size = {"expert_shared_feed_forward_length": wide * metadata["expert_shared_feed_forward_length"]}
+    made = opened(tmp_path, name, kind=kind, tensors=tensors, metadata=size)
+    assert made.facts.experts is not None
+    assert made.facts.experts.always == wide
+    for part in ("gate", "up", "down"):
+        tensor = f"model.layers.{made.facts.experts.layers[0]}.mlp.experts.{part}.weight"
+        rows = made.source.blocks(tensor)
+        assert rows is not None
+        assert rows.type == kind.name
+        np.testing.assert_array_equal(dequantize(rows.read(slice(None)), kind), made.source.read(tensor))
 
 
 @pytest.mark.nightly
