@@ -6,6 +6,7 @@ once more from its description (llama.cpp's folder conversion); ``convert`` runs
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -19,12 +20,14 @@ from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
+import sentencepiece
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models
 
-from tests.support import hf, saved
+from tests.support import hf, saved, spm
 from tests.support.gguf_files import add_byte_level, interleaved, rope_factors
 from tests.support.zoo import CASES
 
@@ -131,6 +134,35 @@ def write_source(folder: Path, name: str) -> Path:
 # -- the converter ----------------------------------------------------------------------------------------------------
 
 
+PIECES = ("gemma", "gemma2", "phi3", "qwen2", "ernie4_5")
+"""Model types of which the converter reads, or prefers, a tokenizer.model."""
+UNGUESSED = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Model types that are published with layers that guess; the converter is told that there are none."""
+
+
+def _write_vocabulary(folder: Path, model_type: str, size: int) -> None:
+    """Write the kind of tokenizer that a model type is published with, of at most ``size`` tokens."""
+    if model_type in PIECES:
+        written = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([line for line in spm.sentences() if line.isascii()]),
+            model_writer=written,
+            vocab_size=128,
+            minloglevel=2,
+        )
+        (folder / "tokenizer.model").write_bytes(written.getvalue())
+    if model_type == "gemma4_text":
+        tokens = ["<s>", "</s>", "<unk>", "\u2581", *map(chr, range(0x21, 0x7F)), "th"]
+        tokens += [f"<unused{at}>" for at in range(size - len(tokens))]
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        made = Tokenizer(models.BPE(vocabulary, [("t", "h")], unk_token="<unk>", byte_fallback=True))
+        made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    else:
+        made = hf.make_tokenizer(128, False)  # transformers adds tokens of its own to some
+        made.add_special_tokens(["<|endoftext|>", "<|user|>"])  # the converter looks these two up for GLM
+    made.save(str(folder / "tokenizer.json"))
+
+
 def convert(sources: Path, name: str, out: Path, kind: str = "f32") -> Path:
     """Convert a checkpoint -> a .gguf file; its source is next to it, in a folder of that name without the end."""
     folder = write_source(out.with_suffix(""), name)
@@ -157,7 +189,9 @@ def convert(sources: Path, name: str, out: Path, kind: str = "f32") -> Path:
         shutil.copytree(folder, model)
         published = config | more.get(config["model_type"], {})
         (model / "config.json").write_text(json.dumps(published), "utf-8")
+        _write_vocabulary(model, config["model_type"], config["vocab_size"])
         command = [sys.executable, "-m", "tests.support.llama_convert", str(sources), str(model), str(out), kind]
+        command += ["--no-mtp"] * (config["model_type"] in UNGUESSED)
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ran.returncode == 0, f"{name}: {ran.stderr[-2000:]}"
     return out
