@@ -159,19 +159,18 @@ inline I dot_s8(I acc, B x, const int8_t* four) {
   return {dot(acc.a, f, x.a), dot(acc.b, f, x.b)};
 }
 #else
+// acc + v * f. Two products of 255 * 127 would saturate 16 bits: even and odd bytes are multiplied as 16-bit numbers.
+inline __m256i dot_bytes(__m256i acc, __m256i v, __m256i f) {
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(f, 8), 8), odd = _mm256_srai_epi16(f, 8);
+  const __m256i lows = _mm256_madd_epi16(_mm256_and_si256(v, _mm256_set1_epi16(255)), even);
+  return _mm256_add_epi32(_mm256_add_epi32(acc, lows), _mm256_madd_epi16(_mm256_srli_epi16(v, 8), odd));
+}
 inline I dot_u8(I acc, B x, const int8_t* four) {
   const __m256i f = four_bytes(four);
   if (x.nibbles)
     return {_mm256_add_epi32(acc.a, widen(_mm256_maddubs_epi16(x.a, f))),
             _mm256_add_epi32(acc.b, widen(_mm256_maddubs_epi16(x.b, f)))};
-  // two products of 255 * 127 would saturate 16 bits: even and odd bytes are multiplied as 16-bit numbers
-  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(f, 8), 8), odd = _mm256_srai_epi16(f, 8);
-  const __m256i byte = _mm256_set1_epi16(255);
-  const auto add = [&](__m256i sum, __m256i v) {
-    return _mm256_add_epi32(_mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(v, byte), even)),
-                            _mm256_madd_epi16(_mm256_srli_epi16(v, 8), odd));
-  };
-  return {add(acc.a, x.a), add(acc.b, x.b)};
+  return {dot_bytes(acc.a, x.a, f), dot_bytes(acc.b, x.b, f)};
 }
 inline I dot_s8(I acc, B x, const int8_t* four) {  // at most 2 * 127 * 128: nothing saturates
   const __m256i f = four_bytes(four);
@@ -238,6 +237,44 @@ inline __attribute__((always_inline)) I dots(I acc, const B* v, const int8_t* q)
         b = j == from ? second : _mm256_add_epi16(b, second);
       }
       acc = {_mm256_add_epi32(acc.a, widen(a)), _mm256_add_epi32(acc.b, widen(b))};
+    }
+  }
+#endif
+  return acc;
+}
+
+// ---- one of the two registers, which ggml.inl computes with where there are several rows ----------------------------
+#define EDGESPEC_HALVES
+struct Half {
+  using Floats = __m256;
+  using Ints = __m256i;
+  using Bytes = __m256i;
+  static __m256 floats(float x) { return _mm256_set1_ps(x); }
+  static __m256i ints(int32_t x) { return _mm256_set1_epi32(x); }
+};
+inline __m256 fmul(__m256 x, __m256 y) { return _mm256_mul_ps(x, y); }
+inline __m256 fma(__m256 x, __m256 y, __m256 z) { return _mm256_fmadd_ps(x, y, z); }
+inline __m256 fnma(__m256 x, __m256 y, __m256 z) { return _mm256_fnmadd_ps(x, y, z); }
+inline __m256 itof(__m256i x) { return _mm256_cvtepi32_ps(x); }
+template <int Most, int N>
+inline __attribute__((always_inline)) __m256i dots(__m256i acc, const __m256i* v, const int8_t* q) {
+#if defined(__AVXVNNI__)
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) acc = dot(acc, v[j], four_bytes(q + 4 * j));
+#else
+  constexpr int kFit = 32767 / (2 * 127 * Most) < N ? 32767 / (2 * 127 * Most) : N;  // vectors that 16 bits hold
+  if constexpr (kFit == 0) {
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) acc = dot_bytes(acc, v[j], four_bytes(q + 4 * j));
+  } else {
+    constexpr int kTogether = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+#pragma GCC unroll 8
+    for (int from = 0; from < N; from += kTogether) {
+      __m256i sum = _mm256_maddubs_epi16(v[from], four_bytes(q + 4 * from));
+#pragma GCC unroll 8
+      for (int j = from + 1; j < from + kTogether; ++j)
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(v[j], four_bytes(q + 4 * j)));
+      acc = _mm256_add_epi32(acc, widen(sum));
     }
   }
 #endif

@@ -91,6 +91,9 @@ struct Act {
   int32_t first;   // -8 times the sum of the first half
   float sum;       // scale * sum(q)
 
+  int32_t offset_of_second() const {  // -8 times the sum of the second half
+    return static_cast<int32_t>(static_cast<uint32_t>(offset) - static_cast<uint32_t>(first));
+  }
   int32_t offset_of_bytes() const { return static_cast<int32_t>(static_cast<uint32_t>(offset) * 16); }
 };
 // The offset for reading only the high plane, in 16ths of its levels: takes a nibble h for 16 h + 7.5 - 128.
