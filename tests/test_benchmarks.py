@@ -26,7 +26,7 @@ from tests.engine.test_streaming import SHAPE, exported
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {"__init__", "common", "memory_cell", "shapes", "device", "kotlin", "plain", "k_quants", "four_bits",
-             "real", "transcripts", "adapters", "browser"}  # fmt: skip
+             "real", "block_types", "transcripts", "adapters", "browser"}  # fmt: skip
 """No benchmarks; in test_kernels.py; of a JVM, of onnxruntime-genai, of ggml, of matplotlib; of published models;
 in tests/judge; in tests/web."""
 Run = Callable[..., Any]
