@@ -2,7 +2,7 @@
 
     python -m benchmarks.block_types FILE.gguf --llama BIN --text TEXT [--types Q8_0,Q4_K_S]
 
-llama-quantize (with ``--pure``) writes FILE anew in each type, edgespec exports it with its own weights, and both are
+llama-quantize (with ``--pure``) quantizes FILE to each type, edgespec exports it with its own weights, and both are
 compared with a float32 run of the new file, as in ``benchmarks.real``.  This says how well a type is run, and nothing
 about how good the type is: FILE is quantized already, and its grid favors its own type.  Rows that do not fill a type's
 blocks get another type, so a model whose rows are no multiples of 256 shows little of K-quants.

@@ -14,7 +14,7 @@ decodes PROMPTS, interleaved and greedy, NEW tokens each.  Further figures: a pr
 resident memory; the seconds of a whole process to its first token.  llama.cpp's own speculation with the same draft is
 part of the same interleaved runs.
 
-``--prompts`` gives a file of other chats, a text a line.  Then only the speed is measured, each prompt once, and ratios
+``--prompts`` gives a file of other chats, one per line.  Then only the speed is measured, each prompt once, and ratios
 are also means over all of them.
 """
 

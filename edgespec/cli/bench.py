@@ -35,7 +35,7 @@ from edgespec.cli.common import (
     request_options,
     table_console,
 )
-from edgespec.drafters.registry import AR
+from edgespec.drafters.registry import AR, UNO
 from edgespec.engine.exactness import NEAR_TIES
 from edgespec.planning.budget import show_bytes
 from edgespec.reports.advice import label, row_names
@@ -199,7 +199,7 @@ def command(bundles: tuple[Path, ...], methods: tuple[str, ...], as_json: bool, 
         ask = {name: ask_words(one.bundle.manifest) for name, one in engines.items()}
         exact = all(one.exact_rows for one in engines.values())
         said = _Said(exact, settings.accept.approximations, not settings.sampling.greedy)
-        _show(rows, _padded(engine), said, busy, ask)
+        _show(rows, _padded(engine), said, busy, ask, options["draft_adapter"])
         if options["verbose"]:
             _explain(rows, engine.strict, advice)
     if report:
@@ -275,7 +275,9 @@ class _Said:
         return not self.sampled or bool(row["exact"]) or row["method"] in ("plain", AR)
 
 
-def _show(rows: list[dict[str, Any]], padded: bool, said: _Said, busy: str, ask: dict[str, str]) -> None:
+def _show(
+    rows: list[dict[str, Any]], padded: bool, said: _Said, busy: str, ask: dict[str, str], adapter: Path | None
+) -> None:
     """Print a headline for each bundle, whether the machine was quiet, the table, and the next command."""
     names = list(dict.fromkeys(row["bundle"] for row in rows))
     for name in names:
@@ -291,6 +293,7 @@ def _show(rows: list[dict[str, Any]], padded: bool, said: _Said, busy: str, ask:
     base = {row["bundle"]: row["tokens_per_second"] for row in rows if row["method"] == "plain"}
     best = max(rows, key=lambda row: base[row["bundle"]] * (row["speedup"] if _helps(row) else 1))
     how = f" --method {best['method']}" if _helps(best) else ""
+    how += f" --draft-adapter {shlex.quote(str(adapter))}" if adapter and best["method"] == UNO else ""
     words = ask[best["bundle"]]
     shown = "" if words.startswith("--audio") else " --show-drafts"  # transcripts come by segments
     click.echo(f"\nnext: edgespec run {shlex.quote(best['bundle'])}{how} {words}{shown}")

@@ -238,27 +238,33 @@ def _train(method: str, model: str, output: Path | None, as_json: bool, exits: s
         emit_json(about | {"windows": trained.windows} | measured | history)
         return
     steps = found["training"]["steps"]
-    click.echo(f"{output}: {method} for {model}, {steps} steps on {trained.windows} windows in {seconds:.0f} s")
+    tokens = steps * options.rows * found["training"]["length"]
+    click.echo(
+        f"{output}: {method} for {model}, {steps} steps on {trained.windows} windows, at most {tokens:,} tokens, in "
+        f"{seconds:.0f} s"
+    )
     for line in _results(found):
         click.echo(line)
     how = f"--method {method} --{'drafter' if method in DRAFTERS else 'heads'}"
     how = "--method speculative --draft" if method == "draft" else how
     if method == SELF_DRAFT:
-        click.echo(f"next: edgespec run BUNDLE --method uno --draft-adapter {shlex.quote(str(output))}")
+        click.echo(f"next: edgespec bench BUNDLE --method uno --draft-adapter {shlex.quote(str(output))}")
         return
     click.echo(f"next: edgespec export {shlex.quote(model)} {how} {shlex.quote(str(output))}")
 
 
 def _results(found: dict[str, Any]) -> list[str]:
     """List the measurements, a line each."""
-    lines = []
+    from edgespec.export.training.options import SELF_DRAFT
+
+    training, lines = found["training"], []
+    place = "mask row" if training["method"] == SELF_DRAFT else "head"
     for kind, heads in found.get("ranks", {}).items():
         tops = ", ".join(f"{ranks[0]:.3f} / {sum(ranks[:5]):.3f}" for ranks in heads)
-        lines.append(f"held-out, {kind}: top-1 / top-5 by head: {tops}")
-    training = found["training"]
+        lines.append(f"held-out, {kind}: top-1 / top-5 by {place}: {tops}")
     if tokens := training.get("tokens_per_round"):
-        minutes, texts = training["seconds"] / 60, training["texts"]
-        lines.append(f"ended after {minutes:.1f} minutes: {training['ended']}; {texts} texts")
+        minutes = training["seconds"] / 60
+        lines.append(f"ended after {minutes:.1f} minutes, and then measured: {training['ended']}")
         said = ", ".join(f"{kind} {value:.2f}" for kind, value in tokens.items())
         more = training["ten_minutes_more"]
         worth = "" if more is None else f"; another ten minutes would be worth about +{more:.2f}"

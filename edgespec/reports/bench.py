@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.decoding.settings import Settings
-from edgespec.drafters.registry import AR, AUTO, METHODS
+from edgespec.drafters.registry import AR, AUTO, METHODS, UNO
 from edgespec.engine.engine import Engine
 from edgespec.engine.inputs import Prompt
 from edgespec.engine.result import Result, of_all
@@ -230,8 +230,10 @@ def check_output(path: Path, *endings: str) -> None:
 
 
 def extra_bytes(engine: Engine, method: str) -> int:
-    """Return a method's memory beyond plain decoding's: weights and KV of a draft, or the weights of heads."""
+    """Return a method's memory beyond plain decoding's: weights and KV of a draft, weights of heads, or an adapter."""
     manifest, target = engine.bundle.manifest, engine.bundle.manifest.target
+    if method == UNO and (adapters := getattr(engine.model, "adapters", None)) is not None:
+        return int(adapters.draft_bytes)
     draft = manifest.beside(METHODS[method].needs) if method in METHODS else None
     if draft is not None:
         weights = manifest.files[draft.weights].size

@@ -300,7 +300,7 @@ class Trainer:
         writer = self._writer(target) if left and not left[0].name.startswith("held") else target
         for start in range(0, len(left), writers):
             mine = left[start + accelerator.process_index % writers :][:1]
-            self.report("texts", done, count, f"the model writes {count} {what}: {done} done")
+            self.report("texts", done, count, f"{count} {what} are generated: {done} done")
             made = []
             for order in mine:
                 report = self._text_report(what, done, count, order)
@@ -322,7 +322,7 @@ class Trainer:
             "texts",
             done + order.count * tokens // order.length,
             count,
-            f"the model writes {count} {what}: {done} done, {order.count} have {tokens} of {order.length} tokens",
+            f"{count} {what} are generated: {done} done, {order.count} have {tokens} of {order.length} tokens",
         )
 
     def _writer(self, target: Target) -> Writes:

@@ -24,7 +24,7 @@ EDGESPEC_INLINE void ggml_vectors(const uint8_t* codes, B* v) {
   if constexpr (first + 1 < end) ggml_vectors<kind, b, first + 1, end>(codes, v + 1);
 }
 
-// What is computed with together: all 16 lanes, or on AVX2 also one of their two registers.
+// Lanes that are computed together: all 16, or on AVX2 also one of their two registers.
 struct All {
   using Floats = F;
   using Ints = I;
@@ -73,7 +73,7 @@ template <Kind kind>
 constexpr int kLargest = ggml(kind).table ? kGgmlTables[ggml(kind).table][ggml(kind).table == 1 ? 15 : 7]
                                           : (1 << (ggml(kind).low + ggml(kind).high)) - 1;
 
-// What takes `zero` back from each level: zero / 8 of an offset.
+// The start of a sum that takes `zero` back from each level: zero / 8 of an offset.
 template <Kind kind>
 EDGESPEC_INLINE int32_t ggml_offset(int32_t offset) {
   return static_cast<int32_t>(static_cast<uint32_t>(offset >> 3) * uint32_t(ggml(kind).zero));

@@ -50,6 +50,7 @@ class AdapterStore:
         digests: of what each computes, by number.
         draft: number of that one, and its description; None = there is none.
         nbytes: bytes of all of them.
+        draft_bytes: bytes of that one.
 
     Raises:
         BundleError: an adapter is damaged, of another model, or of a kind that cannot be added to rows.
@@ -68,10 +69,13 @@ class AdapterStore:
         self._handle = self._functions.try_open(os.fsencode(graph))
         if self._handle is None:
             raise BundleError(f"{graph}: takes no adapters: {self._functions.why}", "export the bundle again")
-        self.numbers = {name: self._begin(folder) for name, folder in folders.items()}
-        own = self.numbers.pop(DRAFT, None)
-        self.draft = None if own is None else (own, DraftAdapter.read(folders[DRAFT]))
+        self.numbers = {name: self._begin(folder) for name, folder in folders.items() if name != DRAFT}
+        others = int(self._of["bytes"](self._handle))
+        self.draft = None
+        if DRAFT in folders:
+            self.draft = self._begin(folders[DRAFT]), DraftAdapter.read(folders[DRAFT])
         self.nbytes = int(self._of["bytes"](self._handle))
+        self.draft_bytes = self.nbytes - others
 
     def _begin(self, folder: Path) -> int:
         """Add the adapter of a folder -> its number."""

@@ -188,7 +188,7 @@ def test_the_command(command: Command, model: Path, tmp_path: Path) -> None:
     plot = tmp_path / "loss.png"
     shown = command("train", "paradecode", model, "-o", tmp_path / "a", *SHORT, "--plot", plot)
     assert shown.code == 0, shown.err
-    assert f"{tmp_path / 'a'}: paradecode for {model}, 6 steps on 12 windows in " in shown.out
+    assert f"{tmp_path / 'a'}: paradecode for {model}, 6 steps on 12 windows, at most " in shown.out
     assert "held-out, sampled: top-1 / top-5 by head: 0." in shown.out
     assert f"--method paradecode --heads {tmp_path / 'a'}" in shown.out
     assert "train: step 6/6 loss " in shown.err
@@ -201,7 +201,7 @@ def test_the_command(command: Command, model: Path, tmp_path: Path) -> None:
     assert set(found["acceptance"]["sampled"]) == {"overlap", "agreement", "positions"}
     command("train", "draft", model, "-o", tmp_path / "b", *SHORT).refused(1, "already there", "--overwrite")
     shown = command("train", "selfdraft", model, "-o", tmp_path / "c", "--rank", 2, *SHORT)
-    assert f"next: edgespec run BUNDLE --method uno --draft-adapter {tmp_path / 'c'}" in shown.out
+    assert f"next: edgespec bench BUNDLE --method uno --draft-adapter {tmp_path / 'c'}" in shown.out
     command("train", "selfdraft", model, "-o", tmp_path / "c", *SHORT).refused(1, "already there", "--overwrite")
     command("train", "medusa", model, "-o", tmp_path / "d", "--rank", 2, *SHORT).refused(2, "No such option")
 
