@@ -97,7 +97,7 @@ def why_free(engine: LoadedBundle) -> str:
         if name not in then:
             return f"the bundle does not say with which {name} they were made"
         if then[name] != now:
-            return f"they were made with {name} {then[name]}, and this is {now}"
+            return f"they come from {name} {then[name]}, and this is {now}"
     return ""
 
 

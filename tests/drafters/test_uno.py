@@ -17,6 +17,7 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.planning.footprint import memory_of
+from edgespec.reports.bench import extra_bytes
 from edgespec.runtimes.files.draft_adapter import DESCRIPTION, DraftAdapter
 from edgespec.runtimes.files.lora import adapter_bytes
 from edgespec.runtimes.files.manifest import read_manifest
@@ -157,6 +158,14 @@ def test_memory_counts_the_draft_adapter(bundles: Callable[..., Path], folder: P
     manifest = read_manifest(bundles("native", "int8"))
     run = LoadOptions(draft_adapter=folder).resolve(manifest)
     assert memory_of(manifest, run).part("adapters").all == adapter_bytes(folder)
+
+
+def test_a_benchmark_counts_the_draft_adapter_alone(drafting: Get, folder: Path) -> None:
+    engine = drafting()
+    store = engine.model.adapters  # type: ignore[attr-defined]
+    assert 0 < extra_bytes(engine, "uno") < store.nbytes
+    with load(engine.bundle.path, threads=1, draft_adapter=folder) as alone:
+        assert extra_bytes(alone, "uno") == extra_bytes(engine, "uno")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
