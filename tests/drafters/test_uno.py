@@ -162,7 +162,8 @@ def test_memory_counts_the_draft_adapter(bundles: Callable[..., Path], folder: P
 
 def test_a_benchmark_counts_the_draft_adapter_alone(drafting: Get, folder: Path) -> None:
     engine = drafting()
-    store = engine.model.adapters  # type: ignore[attr-defined]
+    store = engine.model.adapters
+    assert store is not None
     assert 0 < extra_bytes(engine, "uno") < store.nbytes
     with load(engine.bundle.path, threads=1, draft_adapter=folder) as alone:
         assert extra_bytes(alone, "uno") == extra_bytes(engine, "uno")
