@@ -24,6 +24,7 @@ from edgespec.runtimes.files.bundle import check_sizes
 from edgespec.runtimes.files.formats import GGML
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, TARGET
+from tests.export.source.test_gguf_experts import write_mixture
 from tests.support import hf
 
 NAME = "llama_tied_gqa"
@@ -105,6 +106,17 @@ def test_experts(tmp_path: Path, checkpoint: Callable[[str], Path]) -> None:
     manifest = export_model(options, golden=False)
     assert manifest.target.format == "file"
     assert 0 < manifest.parity["weight_error"] < 0.3
+
+
+def test_experts_whose_last_matrix_has_six_bits(tmp_path: Path) -> None:
+    write_mixture(tmp_path / "model.gguf", "F16", "F16")
+    options = ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "bundle", format="int4-k", quantizer="mse",
+                            threads=1)  # fmt: skip
+    export_model(options, golden=False)
+    program = (tmp_path / "bundle" / "model.native.onnx").read_bytes()
+    assert b" downkind=q6_k " in program
+    with load(tmp_path / "bundle", threads=1) as engine:
+        assert len(engine.generate("To be", method="ar", max_new_tokens=8, ignore_eos=True).tokens) == 8
 
 
 def test_calibration_is_compared_with_levels_without(

@@ -16,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.export.emit.graph import EDGESPEC
 from edgespec.export.quantization import levels as quantize
-from edgespec.runtimes.files.formats import Kind
+from edgespec.export.quantization.native_packing import pack_rows
+from edgespec.export.source.stored import FileRows
+from edgespec.runtimes.files.formats import FILE_KINDS, Kind
 from edgespec.runtimes.files.kv import KvFormat
 from edgespec.runtimes.files.manifest import ModelFacts
 from edgespec.runtimes.files.packing import Packed
@@ -45,6 +47,14 @@ class Weights:
         packed = Packed(kind, *values.shape)
         pieces = packed.pack_floats([values]) if kind == "f32" else packed.pack_blocks([levels(values)])
         return self._keep(np.concatenate(list(pieces)))
+
+    def rows(self, rows: NDArray[np.uint8], k: int, kind: str) -> tuple[int, int]:
+        """Make a packed matrix of rows [n, bytes] of a type of files -> its index, and its low plane's; -1: none."""
+        packed = Packed(FILE_KINDS[kind], len(rows), k, parts=(("", len(rows)),))
+        made = list(pack_rows(packed, [FileRows(kind, lambda some: rows[some])]))
+        low = [each for _, each in made if each is not None]
+        high = self._keep(np.concatenate([each for each, _ in made]))
+        return high, self._keep(np.concatenate(low)) if low else -1
 
     def _keep(self, array: NDArray[Any]) -> int:
         self.arrays.append(array)

@@ -19,6 +19,9 @@ from edgespec.export.source.derived import Extra, Floats, columns_of, joined, jo
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.source.stored import FileRows
 from edgespec.runtimes.files.facts import ExpertFacts
+from edgespec.runtimes.files.formats import FILE_KINDS, SPECS, acts_of
+
+INT8 = SPECS["int8"].kind  # of matrices that do not stay as they are
 
 
 def stacked(of: tuple[Extra, ...], experts: int, n: int, k: int, first: int = 0) -> Extra:
@@ -45,17 +48,28 @@ def stacked(of: tuple[Extra, ...], experts: int, n: int, k: int, first: int = 0)
 
 
 def alike(parts: dict[str, Extra]) -> dict[str, Extra]:
-    """Keep the matrices of a mixture as their file has them only if all are of one type, as its kernel reads them."""
+    """Keep the matrices of a mixture as their file has them, as far as its kernel reads them.
+
+    Gate and up must be of one type; down may be of another one that multiplies the same activations, as all types of
+    blocks do.  What is not kept becomes int8, which does so too.
+
+    Args:
+        parts: gate, up and down, by their names.
+    """
+    gate, up, down = parts  # names
 
     @cache
-    def kept() -> bool:
-        found = [rows for part in parts.values() if (rows := part.blocks()) is not None]
-        return len(found) == len(parts) and len({rows.type for rows in found}) == 1
+    def kept() -> frozenset[str]:
+        types = {name: rows.type for name, part in parts.items() if (rows := part.blocks()) is not None}
+        if types.get(gate) != types.get(up):
+            types = {name: its for name, its in types.items() if name == down}
+        acts = {acts_of(FILE_KINDS.get(types.get(name, ""), INT8)) for name in parts}
+        return frozenset(types) if len(acts) == 1 else frozenset()
 
-    def blocks(part: Extra) -> Callable[[], FileRows | None]:
-        return lambda: part.blocks() if kept() else None
+    def blocks(name: str) -> Callable[[], FileRows | None]:
+        return lambda: parts[name].blocks() if name in kept() else None
 
-    return {name: replace(part, blocks=blocks(part)) for name, part in parts.items()}
+    return {name: replace(part, blocks=blocks(name)) for name, part in parts.items()}
 
 
 @dataclass(frozen=True)

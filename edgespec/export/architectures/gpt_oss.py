@@ -57,6 +57,8 @@ class BiasedExperts(Experts):
         for layer in facts.layers:
             at = f"{LAYERS}.{layer}.mlp.experts"
             if source.has(f"{at}.gate.weight"):  # one by one, as in GGUF
+                names = [f"{at}.{part}.weight" for part in ("gate", "up", "down")]
+                found |= alike({name: original(source, name) for name in names})
                 continue
             parts = {"gate": ("gate_up_proj", facts.inner, 0, 2), "up": ("gate_up_proj", facts.inner, 1, 2),
                      "down": ("down_proj", hidden, 0, 1)}  # fmt: skip

@@ -197,8 +197,12 @@ class Waiting:
         program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
                      add=int(rule.normed), first=rule.always or None, fn="sigmoid" if rule.sigmoid else None,
                      bias=program.vector(rule.bias), w=program.vector(rule.factors))  # fmt: skip
+        kind, last = program.kind(gate.weight), program.kind(down.weight)
+        if not self.alike((gate, up)) or program.form(down.weight) != (activation_form(kind), ""):
+            raise ExportError(f"{rule.gate}: native operators cannot multiply it with up and down as these are stored")
         matrices = program.matrix(gate, key="gate", head_dim=facts.inner)
         matrices |= program.matrix(up, key="up", head_dim=facts.inner) | program.matrix(down, head_dim=out.width)
+        matrices |= {"kind": kind} | ({} if last == kind else {"downkind": last})
         program.step("experts", act=act.id, x=chosen.id, **matrices, n=facts.inner, k=act.width, times=facts.count,
                      heads=facts.chosen, out=out.id, add=int(add), fn=_other(mixture.activation),
                      **{key: program.vector(name) for key, name in biases.items()})  # fmt: skip

@@ -45,7 +45,7 @@ SMALL_ALIGN, LARGE_ALIGN = 1 << 12, 1 << 16  # page sizes of Linux and, for larg
 FLOATS = {"F32", "F16", "BF16"}  # types of files that are not quantized
 ROUTER = ".router.weight"  # how the names of matrices end that choose experts
 ORDER = ".order"  # how the names of the orders of matrices' inputs end
-CHANGED = "matrices that are not stored one by one"
+CHANGED = "matrices that are not stored one by one, or not alike in a mixture"
 HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
 
 

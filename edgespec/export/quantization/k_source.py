@@ -131,7 +131,7 @@ def k_form(arch: Architecture, name: str) -> KBlocks | Blocks:
     if len(shape) != 2 or shape[1] % 32:
         return BLOCKS["int8"]
     fine = has_six_bits(arch, name)
-    if shape[1] % 256 and EXPERTS in name:  # whose matrices are in two planes all or none
+    if shape[1] % 256 and EXPERTS in name:  # Q4_1 as gate and up: none of a mixture's matrices is in two planes
         fine = False
     if shape[1] % 256:
         return K_BLOCKS["q8_0" if fine else "q4_1"]

@@ -62,7 +62,7 @@ ExpertPlace place_of(const Step& s, const std::vector<Place>& weights, std::stri
     const bool down = part % 3 == 2, low = part >= 3;
     const int n = down ? s.k : s.n, k = down ? s.n : s.k;
     ExpertPlace::Part& own = found.parts[part];
-    own.bytes = low ? tiles_of(n) * low_bytes(k) : packed_bytes(s.kind, n, k);
+    own.bytes = low ? tiles_of(n) * low_bytes(k) : packed_bytes(down ? s.downkind : s.kind, n, k);
     own.offset = place.offset;
     own.stride = own.bytes;
     if (place.bytes < own.bytes + static_cast<size_t>(s.times - 1) * own.stride)

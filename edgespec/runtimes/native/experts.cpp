@@ -169,8 +169,8 @@ void Pass::experts(const Step& s, int chunk) {
     const Piece& piece = pieces_[experts_[mixed_first_].piece + chunk];
     Act* own = acts + size_t(piece.first) * blocks_of(s.n);
     for (int i = 0; i < piece.count; ++i)
-      k_.quantize(mid + size_t(piece.first + i) * s.n, s.n, s.kind, own + i, piece.count);
-    for (int i = 0; i < piece.count * blocks_of(s.n) && s.high_alone(in_.gates); ++i)
+      k_.quantize(mid + size_t(piece.first + i) * s.n, s.n, s.downkind, own + i, piece.count);
+    for (int i = 0; i < piece.count * blocks_of(s.n) && s.high_alone(in_.gates, s.downkind); ++i)
       own[i].offset = offset_of_high(own[i].offset);
     return;
   }
@@ -188,10 +188,11 @@ void Pass::experts(const Step& s, int chunk) {
     return;
   }
   const bool first = mixing_ == 1;
+  const Kind kind = first ? s.kind : s.downkind;  // which take floats both, or neither
   const int units = first ? s.n / kBlock : tiles_of(s.k), k = first ? s.k : s.n;
   const auto rows_at = [&](int slot) -> const void* {
-    const void* base = first ? scratch_.expert_in.get(0) : takes_floats(s.kind) ? static_cast<void*>(mid) : acts;
-    if (takes_floats(s.kind)) return static_cast<const float*>(base) + size_t(slot) * k;
+    const void* base = first ? scratch_.expert_in.get(0) : takes_floats(kind) ? static_cast<void*>(mid) : acts;
+    if (takes_floats(kind)) return static_cast<const float*>(base) + size_t(slot) * k;
     return static_cast<const Act*>(base) + size_t(slot) * blocks_of(k);
   };
   alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kRowGroup][kBlock];
@@ -200,9 +201,9 @@ void Pass::experts(const Step& s, int chunk) {
     const int at = unit % units;
     // tiles of matrix `part` (expert_store.h) of the expert, of which it has `count`
     const auto tiles_at = [&](int part, int id, int low, size_t count, size_t tile) -> Weights {
-      if (!in_.experts) return tiles(s, id, low, expert.id * count + tile, k);
-      const uint8_t* high = in_.experts->part(s.layer, expert.id, part) + tile * tile_bytes(s.kind, k);
-      if (s.kind != kP8 || s.high_alone(in_.gates)) return high;
+      if (!in_.experts) return tiles(s, kind, id, low, expert.id * count + tile, k);
+      const uint8_t* high = in_.experts->part(s.layer, expert.id, part) + tile * tile_bytes(kind, k);
+      if (kind != kP8 || s.high_alone(in_.gates, kind)) return high;
       return {high, in_.experts->part(s.layer, expert.id, part + 3) + tile * low_bytes(k)};
     };
     // adds the unit's part of the expert's bias to rows [n][ld] of `width` columns
@@ -216,14 +217,14 @@ void Pass::experts(const Step& s, int chunk) {
       const void* act = rows_at(slot);
       if (!first) {
         float* to = results + size_t(slot) * s.k + at * kTile;
-        k_.linear[s.kind](tiles_at(2, s.w, s.low, size_t(units), size_t(at)), k, act, n, to, s.k, kTile);
+        k_.linear[kind](tiles_at(2, s.w, s.low, size_t(units), size_t(at)), k, act, n, to, s.k, kTile);
         add_bias(s.bias, to, n, s.k, kTile);
         continue;
       }
       for (int t = 0; t < 2; ++t) {
         const size_t count = size_t(units) * 2, tile = size_t(at) * 2 + t;
-        k_.linear[s.kind](tiles_at(0, s.gate, s.gatelow, count, tile), k, act, n, &g[0][t * kTile], kBlock, kTile);
-        k_.linear[s.kind](tiles_at(1, s.up, s.uplow, count, tile), k, act, n, &u[0][t * kTile], kBlock, kTile);
+        k_.linear[kind](tiles_at(0, s.gate, s.gatelow, count, tile), k, act, n, &g[0][t * kTile], kBlock, kTile);
+        k_.linear[kind](tiles_at(1, s.up, s.uplow, count, tile), k, act, n, &u[0][t * kTile], kBlock, kTile);
       }
       add_bias(s.gatebias, g[0], n, kBlock, kBlock);
       add_bias(s.upbias, u[0], n, kBlock, kBlock);

@@ -197,9 +197,10 @@ class Pass {
   const void* streamed(int id) const;
   const float* vector(int id) const { return static_cast<const float*>(weight(id)); }
   // Tiles from `tile` on of a matrix [.., k] of the step, with its low plane where it is read.
-  Weights tiles(const Step& s, int id, int low, size_t tile, int k) const {
-    const auto* high = static_cast<const uint8_t*>(weight(id)) + tile * tile_bytes(s.kind, k);
-    if (s.kind != kP8 || s.high_alone(in_.gates)) return high;
+  Weights tiles(const Step& s, int id, int low, size_t tile, int k) const { return tiles(s, s.kind, id, low, tile, k); }
+  Weights tiles(const Step& s, Kind kind, int id, int low, size_t tile, int k) const {
+    const auto* high = static_cast<const uint8_t*>(weight(id)) + tile * tile_bytes(kind, k);
+    if (kind != kP8 || s.high_alone(in_.gates, kind)) return high;
     return {high, static_cast<const uint8_t*>(weight(low)) + tile * low_bytes(k)};
   }
   void fit_offsets(const Step& s);

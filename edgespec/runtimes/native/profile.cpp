@@ -49,11 +49,13 @@ void Pass::count_phase() {
   if (merging_) return;
   const Step& s = *step_;
   const int rows = count(s);
-  const auto bytes_of = [&](int k) {  // of a tile
-    return static_cast<double>(tile_bytes(s.kind, k) + (s.kind == kP8 && !s.high_alone(in_.gates) ? low_bytes(k) : 0));
+  const auto bytes_of = [&](int k, Kind kind) {  // of a tile
+    const bool low = kind == kP8 && !s.high_alone(in_.gates, kind);
+    return static_cast<double>(tile_bytes(kind, k) + (low ? low_bytes(k) : 0));
   };
   const auto matrix = [&](Part part, int tiles) {
-    watch_.counted(part, static_cast<double>(tiles) * bytes_of(s.k), static_cast<double>(tiles) * kTile * s.k * rows);
+    watch_.counted(part, static_cast<double>(tiles) * bytes_of(s.k, s.kind),
+                   static_cast<double>(tiles) * kTile * s.k * rows);
   };
   switch (s.op) {
     case Op::kHeads:
@@ -62,7 +64,7 @@ void Pass::count_phase() {
     case Op::kLinear: return matrix(kMatrices, tiles_of(s.n));
     case Op::kExperts: {  // only those that some row was sent to
       const bool first = mixing_ == 1;
-      const double bytes = bytes_of(first ? s.k : s.n);
+      const double bytes = first ? bytes_of(s.k, s.kind) : bytes_of(s.n, s.downkind);
       const double tiles = first ? 2 * tiles_of(s.n) : mixing_ == 3 ? tiles_of(s.k) : 0;
       watch_.counted(kMatrices, static_cast<double>(experts_.size()) * tiles * bytes,
                      tiles * kTile * (first ? s.k : s.n) * rows * s.heads);

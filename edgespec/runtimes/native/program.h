@@ -27,6 +27,7 @@ enum class Op {
 struct Step {
   Op op = Op::kEmbed;
   Kind kind = kQ4;
+  Kind downkind = kQ4;  // of the last matrix of experts
   Fn fn = kSilu;
 #define WEIGHT(key) int key = -1;
 #define BUFFER(key) int key = -1;
@@ -40,7 +41,8 @@ struct Step {
   bool norms() const { return norm >= 0 || center; }
   bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
   // Whether only the high plane of a matrix in two planes is read.
-  bool high_alone(const bool* gates) const { return kind == kP8 && plane >= 0 && !gates[plane]; }
+  bool high_alone(const bool* gates) const { return high_alone(gates, kind); }
+  bool high_alone(const bool* gates, Kind of) const { return of == kP8 && plane >= 0 && !gates[plane]; }
   bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }  // of logits
 };
 

@@ -119,12 +119,13 @@ int64_t evaluate(const Step& s, const std::string& text) {
 }
 
 void read(const std::string& line, const std::string& key, const std::string& value, const Field& field, Step& s) {
-  if (key == "kind") {
+  if (key == "kind" || key == "downkind") {
     const auto found =
         std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& k) { return k.name == value; });
     require(line, found != std::end(kKinds), "unknown kind of matrix");
-    s.kind = static_cast<Kind>(found - kKinds);
-    require(line, s.kind <= kF32 || field.type == "any", "rows can only be looked up");
+    Kind& kind = key == "kind" ? s.kind : s.downkind;
+    kind = static_cast<Kind>(found - kKinds);
+    require(line, kind <= kF32 || field.type == "any", "rows can only be looked up");
   } else if (key == "fn") {
     const auto found = kFunctions.find(value);
     if (found == kFunctions.end())
@@ -173,18 +174,21 @@ void check_written(const std::string& line, const Step& s, const Row& row) {
 
 Weight weight(const std::string& line, const Step& s, const Field& field) {
   const int64_t n = evaluate(s, field.size), k = evaluate(s, field.columns);
-  const bool low = field.type == "low", matrix = low || field.type == "matrix";
-  require(line, n >= 0 && n <= INT32_MAX && (!matrix || s.kind > kF32 || (n <= kMaxWidth && k <= kMaxWidth)),
+  const bool down = field.type == "down" || field.type == "downlow";
+  const bool low = field.type == "low" || field.type == "downlow", matrix = down || low || field.type == "matrix";
+  const Kind kind = down ? s.downkind : s.kind;
+  require(line, n >= 0 && n <= INT32_MAX && (!matrix || kind > kF32 || (n <= kMaxWidth && k <= kMaxWidth)),
           "number out of range");
-  require(line, !matrix || !is_ggml(s.kind) || k % ggml(s.kind).group == 0, "expected k of whole blocks");
-  return {s.*kWeights.at(field.key), s.kind, static_cast<int>(n), matrix ? static_cast<int>(k) : 0,
+  require(line, !matrix || !is_ggml(kind) || k % ggml(kind).group == 0, "expected k of whole blocks");
+  return {s.*kWeights.at(field.key), kind, static_cast<int>(n), matrix ? static_cast<int>(k) : 0,
           field.size == "seen",      low};
 }
 
 void check_needs(const std::string& line, const Step& s) {
 #define NEED(good, what) \
   if (!(good)) fail(line, what);
-#define NEED_PLANES(plane) NEED((s.kind == kP8) == ((plane) >= 0), "expected a low plane for p8 alone")
+#define NEED_PLANES_OF(kind, plane) NEED(((kind) == kP8) == ((plane) >= 0), "expected a low plane for p8 alone")
+#define NEED_PLANES(plane) NEED_PLANES_OF(s.kind, plane)
   switch (s.op) {
 #define STEP(name, Name, cut, fields, ...) \
   case Op::k##Name: __VA_ARGS__ break;
@@ -192,6 +196,7 @@ void check_needs(const std::string& line, const Step& s) {
   }
 #undef NEED
 #undef NEED_PLANES
+#undef NEED_PLANES_OF
 }
 
 }  // namespace
@@ -219,18 +224,21 @@ Step read_step(const std::string& line, Program& program) {
   Step s;
   s.op = row.op;
   if (word == "silu") s.rows = 1;
+  bool own_down = false;
   while (words >> word) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos) fail(line, "expected key=value");
     const std::string key = word.substr(0, equals);
     const Field* field = row.find(key);
     if (!field) {
-      const bool known = key == "kind" || key == "fn" || kWeights.count(key) || kBufferKeys.count(key) ||
-                         kNumbers.count(key) || kReals.count(key);
+      const bool known = key == "kind" || key == "downkind" || key == "fn" || kWeights.count(key) ||
+                         kBufferKeys.count(key) || kNumbers.count(key) || kReals.count(key);
       fail(line, known ? key + " out of place" : "unknown key " + key);
     }
     read(line, key, word.substr(equals + 1), *field, s);
+    own_down |= key == "downkind";
   }
+  if (!own_down) s.downkind = s.kind;
   for (const Field& field : row.fields) {
     const auto number = kNumbers.find(field.key);
     const auto named = kWeights.find(field.key);

@@ -12,11 +12,14 @@
 //   floats[W]     a float32 buffer [rows, W] acts[W]       quantized (or copied) activations [rows, W] next[W]
 //   activations for a matrix of the same kind; floats for c8, whose scale needs the whole row matrix[N,K]   a packed
 //   matrix, or a table of rows low[N,K]      the low plane of a matrix of kind p8, which is read if gate `plane` is on
+//   down[N,K]     a packed matrix of kind `downkind` downlow[N,K]  its low plane
 //   vector[N]     at least N float32 numbers table         rows by position: every pass checks its length (check.cpp)
 //   any           for kind: also the kinds of tables, r8 and r32; for fn: also xielu and clamp
+// downkind is `kind` where it is left out, as programs before it have it.
 // Sizes are sums of products and quotients of keys and numbers.  n|k is n, or k without n; made: heads whose rows are
 // computed, with those of keys and values; tiled: dim rounded up to whole tiles; seen: one more than the last position.
-// NEED(good, what): another condition on the step s; NEED_PLANES(low): a low plane, only for p8.
+// NEED(good, what): another condition on the step s; NEED_PLANES(low): a low plane, only for p8; NEED_PLANES_OF(kind,
+// low): the same of another kind than the step's.
 //
 // fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square), sigmoid, swiglu_oai (with a
 // gate alone: a clamped silu times up + 1), xielu or clamp. rows: 0 =
@@ -149,11 +152,12 @@ STEP(route, Route, kRows, "x=floats[n] n k out>floats[2*k] add? scale? first? fn
      NEED(s.fn == kSilu || s.fn == kSigmoid, "fn out of place"))
 
 // For the experts that route chose just before (x, heads of times): w (fn(gate) * up), weighted.  gatebias, upbias, bias:
-// added to each product.
+// added to each product.  downkind: of w, of the same activations as kind.
 STEP(experts, Experts, kOwn, "act=acts[k] x=floats[2*heads] gate=matrix[times*n,k] up=matrix[times*n,k] "
-     "w=matrix[times*k,n] gatelow?=low[times*n,k] uplow?=low[times*n,k] low?=low[times*k,n] plane? kind? n k times? "
-     "gatebias?=vector[times*n] upbias?=vector[times*n] bias?=vector[times*k] heads fn? out>floats[k] add?",
-     NEED_PLANES(s.gatelow) NEED_PLANES(s.uplow) NEED_PLANES(s.low)
+     "w=down[times*k,n] gatelow?=low[times*n,k] uplow?=low[times*n,k] low?=downlow[times*k,n] plane? kind? downkind? "
+     "n k times? gatebias?=vector[times*n] upbias?=vector[times*n] bias?=vector[times*k] heads fn? out>floats[k] add?",
+     NEED_PLANES(s.gatelow) NEED_PLANES(s.uplow) NEED_PLANES_OF(s.downkind, s.low)
+     NEED(kKinds[s.kind].acts == kKinds[s.downkind].acts, "expected a downkind of the same activations as kind")
      NEED(s.n % kBlock == 0 && s.k % kTile == 0, "expected n and k of whole tiles")
      NEED(s.heads <= s.times, "expected heads of times"))
 

@@ -11,14 +11,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.checked import Checked
-from edgespec.runtimes.files.formats import Kind
+from edgespec.runtimes.files.formats import FILE_KINDS, Kind
 from edgespec.runtimes.ort.session import make_session
 from edgespec.runtimes.slots.expert_store import READS, ExpertStore
 from edgespec.runtimes.slots.shared import Bound
+from tests.support.gguf_files import random_blocks
 from tests.support.native_graph import F32, Rows, Weights, model, run_once
 
 pytestmark = [
@@ -31,32 +33,41 @@ TOKENS = np.random.default_rng(5).integers(0, VOCAB, 40).tolist()
 WAYS = ("threads", "io_uring") if sys.platform == "linux" else ("threads",)
 
 
-def graph(folder: Path, kind: Kind) -> Path:
-    """Write a node of two mixtures, one after the other, with its weights in a separate file."""
+def graph(folder: Path, kind: Kind, down: str = "", hidden: int = HIDDEN, inner: int = INNER) -> Path:
+    """Write a node of two mixtures, one after the other, with its weights in a separate file.
+
+    With ``down``, types of files: of the last matrices of the second mixture, all others being of ``kind``.
+    """
     draw, weights = np.random.default_rng(7), Weights()
-    lines = [f"floats {id} {width}" for id, width in enumerate((HIDDEN, EXPERTS, 2 * CHOSEN))]
-    lines += [f"acts 0 {HIDDEN}", f"acts 1 {HIDDEN}"]
-    table = draw.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
-    lines.append(f"embed w={weights.vector(table)} kind=r32 n={VOCAB} k={HIDDEN} out=0")
-    for _ in range(LAYERS):
-        router = weights.matrix(draw.standard_normal((EXPERTS, HIDDEN)).astype(np.float32))
-        sizes = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "w": (HIDDEN, INNER)}
-        named = {
-            name: weights.matrix((draw.standard_normal((EXPERTS * n, k)) / 8).astype(np.float32), kind)
-            for name, (n, k) in sizes.items()
-        }
+    lines = [f"floats {id} {width}" for id, width in enumerate((hidden, EXPERTS, 2 * CHOSEN))]
+    lines += [f"acts 0 {hidden}", f"acts 1 {hidden}"]
+    table = draw.standard_normal((VOCAB, hidden)).astype(np.float32)
+    lines.append(f"embed w={weights.vector(table)} kind=r32 n={VOCAB} k={hidden} out=0")
+    for layer in range(LAYERS):
+        router = weights.matrix(draw.standard_normal((EXPERTS, hidden)).astype(np.float32))
+        sizes = {"gate": (inner, hidden), "up": (inner, hidden), "w": (hidden, inner)}
+        last, matrices = "", ""
+        for name, (n, k) in sizes.items():
+            if down:
+                its = down if layer and name == "w" else kind.upper()
+                high, low = weights.rows(random_blocks(its, EXPERTS * n, k), k, its)
+                last = f"downkind={FILE_KINDS[its]}" if name == "w" and its == down else ""
+                matrices += f"{name}={high} {'' if name == 'w' else name}low={low} "
+            else:
+                matrix = (draw.standard_normal((EXPERTS * n, k)) / 8).astype(np.float32)
+                matrices += f"{name}={weights.matrix(matrix, kind)} "
         lines += [
-            f"quantize x=0 norm=-1 k={HIDDEN} kind=f32 out=0",
-            f"linear act=0 w={router} kind=f32 n={EXPERTS} k={HIDDEN} bias=-1 out=1 add=0",
-            f"quantize x=0 norm=-1 k={HIDDEN} kind={kind} out=1",
+            f"quantize x=0 norm=-1 k={hidden} kind=f32 out=0",
+            f"linear act=0 w={router} kind=f32 n={EXPERTS} k={hidden} bias=-1 out=1 add=0",
+            f"quantize x=0 norm=-1 k={hidden} kind={kind} out=1",
             f"route x=1 n={EXPERTS} k={CHOSEN} out=2 add=1 scale=0.5",
-            f"experts act=1 x=2 gate={named['gate']} up={named['up']} w={named['w']} kind={kind} n={INNER} k={HIDDEN} "
+            f"experts act=1 x=2 {matrices}kind={kind} {last} n={inner} k={hidden} "
             f"times={EXPERTS} heads={CHOSEN} out=0 add=1",
         ]
-    lines.append(f"store x=0 k={HIDDEN}")
+    lines.append(f"store x=0 k={hidden}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "node.onnx"
-    made = model("\n".join(lines), weights, HIDDEN)
+    made = model("\n".join(lines), weights, hidden)
     onnx.save(made, path, save_as_external_data=True, location="node.data", size_threshold=0, convert_attribute=False)
     return path
 
@@ -68,7 +79,9 @@ def opened(path: Path, slots: int, checked: Checked | None = None) -> ExpertStor
     return ExpertStore(path, data, slots * each, checked)
 
 
-def passes(path: Path, store: ExpertStore | None = None) -> Callable[[list[int]], NDArray[np.float32]]:
+def passes(
+    path: Path, store: ExpertStore | None = None, hidden: int = HIDDEN
+) -> Callable[[list[int]], NDArray[np.float32]]:
     """Open the node -> a function that runs tokens and gives the stream [n, hidden]."""
     if store is None:
         session = make_session(path, 2, True)
@@ -81,7 +94,7 @@ def passes(path: Path, store: ExpertStore | None = None) -> Callable[[list[int]]
         feeds = {
             "plan": rows.plan, "rows": np.zeros(0, np.int64), "gates": np.zeros(0, bool),
             "moves": np.zeros((0, 3), np.int64), "control": np.array([0, *F32.controls()], np.int64),
-            "tables": np.zeros(0, np.float32), "hidden_in": np.zeros((0, HIDDEN), np.float32),
+            "tables": np.zeros(0, np.float32), "hidden_in": np.zeros((0, hidden), np.float32),
         }  # fmt: skip
         return np.asarray(run_once(session, Bound(np.zeros((1, 64), np.uint8)), feeds)[3])
 
@@ -108,6 +121,23 @@ def test_streamed_experts_have_the_bits_of_mapped_ones(
     if slots == LAYERS * EXPERTS:  # each was read once
         assert counts.distinct - counts.hits <= LAYERS * EXPERTS
     assert store.reads in WAYS
+
+
+@pytest.mark.parametrize("kind, down", [("q4_k", "Q6_K"), ("q5_k", "Q8_0")])
+@pytest.mark.parametrize("slots", [2, 7])
+def test_a_mixture_whose_down_is_of_another_type(tmp_path: Path, kind: Kind, down: str, slots: int) -> None:
+    path = graph(tmp_path, kind, down, 256, 512)
+    store = opened(path, slots, Checked())
+    mapped, streamed = passes(path, hidden=256), passes(path, store, 256)
+    for tokens in (TOKENS[:1], TOKENS, TOKENS[3:9], TOKENS[:1]):
+        found = streamed(tokens)
+        assert np.isfinite(found).all()
+        np.testing.assert_array_equal(found, mapped(tokens))
+    assert store.counts().hits < store.counts().distinct
+    weight = {name: GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in (kind.upper(), down)}
+    size = 256 * 512 * EXPERTS
+    expected = sum(count * size * weight[name][1] // weight[name][0] for name, count in ((kind.upper(), 5), (down, 1)))
+    assert expected <= store.expert_bytes <= 1.05 * expected
 
 
 def test_an_expert_in_the_cache_is_not_read_again(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.formats import Kind
+from edgespec.export.quantization.k_blocks import K_BLOCKS, KName, quantize_k
+from edgespec.runtimes.files.formats import FILE_KINDS, Kind
 from tests.support.native_graph import Floats, Node, Rows, Weights
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("native")
 HIDDEN, INNER, EXPERTS, CHOSEN, VOCAB = 48, 64, 6, 2, 40
 NEVER = 4  # the expert that no token is sent to
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 37).tolist()
+WIDE = 256  # of a mixture whose down is of another type, in and out
 
 
 def random(*shape: int, seed: int) -> Floats:
@@ -120,3 +123,92 @@ def test_a_mixture_with_biases_is_numpys(tmp_path: Path) -> None:
     for kind in kinds:
         many = run(tmp_path / kind, kind, TOKENS, biased=biased)
         np.testing.assert_array_equal(run(tmp_path / f"{kind} 1", kind, TOKENS[7:8], biased=biased)[0], many[7])
+
+
+# -- down of another type ---------------------------------------------------------------------------------------------
+
+
+def stored(values: Floats, kind: str) -> tuple[NDArray[np.uint8], Floats]:
+    """Rows of a matrix in a type of files, and their values."""
+    if kind in ("F16", "BF16"):
+        short = values.astype(np.float16 if kind == "F16" else ml_dtypes.bfloat16)
+        return short.view(np.uint8), short.astype(np.float32)
+    name: KName = next(name for name in K_BLOCKS if name.upper() == kind)
+    return quantize_k(values, K_BLOCKS[name])
+
+
+def in_types(folder: Path, inner: str, down: str, more: str = "") -> tuple[Node, dict[str, Floats], Floats, Floats]:
+    """Make a mixture of WIDE numbers in these types -> its node, values, a table of tokens and a router."""
+    table, router, weights = random(VOCAB, WIDE, seed=1), random(EXPERTS, WIDE, seed=2), Weights()
+    ids, values = dict[str, tuple[int, int]](), dict[str, Floats]()
+    for at, (name, kind) in enumerate({"gate": inner, "up": inner, "w": down}.items()):
+        rows, values[name] = stored(random(EXPERTS * WIDE, WIDE, seed=20 + at) / np.float32(16), kind)
+        ids[name] = weights.rows(rows, WIDE, kind)
+    keys = {"gate": "gatelow", "up": "uplow", "w": "low"}
+    matrices = " ".join(f"{name}={high} {keys[name]}={low}" for name, (high, low) in ids.items())
+    lines = [
+        *(f"floats {id} {width}" for id, width in enumerate((WIDE, EXPERTS, 2 * CHOSEN))),
+        f"acts 0 {WIDE}", f"acts 1 {WIDE}",
+        f"embed w={weights.vector(table)} kind=r32 n={VOCAB} k={WIDE} out=0",
+        f"quantize x=0 norm=-1 k={WIDE} kind=f32 out=0",
+        f"linear act=0 w={weights.matrix(router)} kind=f32 n={EXPERTS} k={WIDE} out=1",
+        f"quantize x=0 norm=-1 k={WIDE} kind={FILE_KINDS[inner]} out=1",
+        f"route x=1 n={EXPERTS} k={CHOSEN} out=2 add=1",
+        f"experts act=1 x=2 {matrices} kind={FILE_KINDS[inner]} downkind={FILE_KINDS[down]} n={WIDE} k={WIDE} "
+        f"times={EXPERTS} heads={CHOSEN} out=0 add=0 {more}",
+        f"store x=0 k={WIDE}",
+    ]  # fmt: skip
+    return Node(folder, "\n".join(lines), weights, WIDE), values, table, router
+
+
+def eight_bits(x: NDArray[np.float64]) -> NDArray[np.float64]:  # [k]
+    """Round numbers as activations are: 32 together."""
+    blocks = x.reshape(-1, 32)
+    step = np.abs(blocks).max(1, keepdims=True) / 127
+    return np.asarray(np.rint(blocks / step) * step).reshape(x.shape)
+
+
+def stream(node: Node, tokens: list[int], gates: tuple[bool, ...] = ()) -> Floats:
+    return np.asarray(node.run(Rows.chain(len(tokens), token=tokens), reach=[], gates=gates)[3])
+
+
+def distance(found: Floats, expected: NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize(
+    "inner, down", [("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"), ("Q8_0", "Q5_K"), ("Q4_1", "Q4_K"), ("F16", "BF16")]
+)
+def test_down_of_another_type_is_numpys_and_rows_are_exact(tmp_path: Path, inner: str, down: str) -> None:
+    node, values, table, router = in_types(tmp_path, inner, down)
+    rounded = np.asarray if inner == "F16" else eight_bits
+    x = table[TOKENS].astype(np.float64)
+    chance = np.exp(x @ router.T - (x @ router.T).max(-1, keepdims=True))
+    chosen = np.argsort(-chance, -1, "stable")[:, :CHOSEN]
+    expected = np.zeros_like(x)
+    for row, experts in enumerate(chosen):
+        for expert in experts:
+            gate, up, last = (np.split(values[name], EXPERTS)[expert] for name in ("gate", "up", "w"))
+            g = gate @ rounded(x[row])
+            made = last @ rounded(g / (1 + np.exp(-g)) * (up @ rounded(x[row])))
+            expected[row] += chance[row, expert] / chance[row, experts].sum() * made
+    whole = stream(node, TOKENS)
+    assert distance(whole, expected) < 2e-3
+    for count in (1, 2, 3, 4, 5, 8, 17, 30):
+        for at in (0, 7):
+            np.testing.assert_array_equal(stream(node, TOKENS[at : at + count]), whole[at : at + count])
+
+
+@pytest.mark.parametrize("inner, down", [("Q5_K", "Q8_0"), ("Q8_0", "Q5_K")])
+def test_only_the_high_plane_of_one_of_them(tmp_path: Path, inner: str, down: str) -> None:
+    node, *_ = in_types(tmp_path, inner, down, "plane=0")
+    whole, high = (stream(node, TOKENS, (gate,)) for gate in (True, False))
+    assert 1e-3 < distance(high, whole) < 0.25
+    np.testing.assert_array_equal(stream(node, TOKENS[7:8], (False,))[0], high[7])
+    np.testing.assert_array_equal(stream(node, TOKENS, (True,)), whole)
+
+
+@pytest.mark.parametrize("inner, down", [("F16", "Q6_K"), ("Q4_K", "F16")])
+def test_types_that_multiply_other_activations_are_refused(tmp_path: Path, inner: str, down: str) -> None:
+    with pytest.raises(Exception, match="expected a downkind of the same activations as kind"):
+        in_types(tmp_path, inner, down)
