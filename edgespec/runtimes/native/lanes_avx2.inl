@@ -213,6 +213,11 @@ inline B blookup(B x, const uint8_t* table) {
   const __m256i row = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(row, x.a), _mm256_shuffle_epi8(row, x.b), false};
 }
+// How many of n vectors, a power of 2, 16 bits hold the sum of; 0: not even one.
+constexpr int pairs_that_fit(int most, int n) {
+  const int fit = std::min(32767 / (2 * 127 * most), n);
+  return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : fit;
+}
 // acc + N vectors times 4 N bytes; no byte of a vector is above Most.
 template <int Most, int N>
 inline __attribute__((always_inline)) I dots(I acc, const B* v, const int8_t* q) {
@@ -220,12 +225,11 @@ inline __attribute__((always_inline)) I dots(I acc, const B* v, const int8_t* q)
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) acc = dot_u8(acc, v[j], q + 4 * j);
 #else
-  constexpr int kFit = 32767 / (2 * 127 * Most) < N ? 32767 / (2 * 127 * Most) : N;  // vectors that 16 bits hold
-  if constexpr (kFit == 0) {
+  constexpr int kTogether = pairs_that_fit(Most, N);
+  if constexpr (kTogether == 0) {
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) acc = dot_u8(acc, {v[j].a, v[j].b, false}, q + 4 * j);
   } else {
-    constexpr int kTogether = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
 #pragma GCC unroll 8
     for (int from = 0; from < N; from += kTogether) {
       __m256i a, b;
@@ -262,12 +266,11 @@ inline __attribute__((always_inline)) __m256i dots(__m256i acc, const __m256i* v
 #pragma GCC unroll 8
   for (int j = 0; j < N; ++j) acc = dot(acc, v[j], four_bytes(q + 4 * j));
 #else
-  constexpr int kFit = 32767 / (2 * 127 * Most) < N ? 32767 / (2 * 127 * Most) : N;  // vectors that 16 bits hold
-  if constexpr (kFit == 0) {
+  constexpr int kTogether = pairs_that_fit(Most, N);
+  if constexpr (kTogether == 0) {
 #pragma GCC unroll 8
     for (int j = 0; j < N; ++j) acc = dot_bytes(acc, v[j], four_bytes(q + 4 * j));
   } else {
-    constexpr int kTogether = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
 #pragma GCC unroll 8
     for (int from = 0; from < N; from += kTogether) {
       __m256i sum = _mm256_maddubs_epi16(v[from], four_bytes(q + 4 * from));
