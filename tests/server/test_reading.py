@@ -198,16 +198,17 @@ def test_a_request_without_a_seed_learns(known: ModelInfo) -> None:
 
 def test_what_takes_too_much_ends_alone(known: ModelInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     """A valid schema that exceeds its time: other requests are parsed at the same time and afterwards."""
-    monkeypatch.setattr(module, "SLOW", 0)  # no time is left
     shape = {"type": "object", "properties": {f"{number:x}": {} for number in range(5000)}}
     heavy, light = ({"type": "json_schema", "json_schema": {"schema": schema}} for schema in (shape, SCHEMA))
 
     async def work(readers: Readers) -> None:
+        monkeypatch.setattr(readers._large, "_seconds", 0)  # no time is left
         slow = asyncio.create_task(readers.read("one", "completion", body(response_format=heavy)))
         for _ in range(5):
             assert (await readers.read("two", "completion", body())).choices == 1
         with pytest.raises(Failure, match="processor time"):
             await slow
+        monkeypatch.setattr(readers._large, "_seconds", module.SLOW)
         assert (await readers.read("one", "completion", body(response_format=light))).settings.grammar is not None
 
     asked(known, work)

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import ModelSpec, open_model
+from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import export_model
 from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from tests.support import hf
@@ -50,13 +53,41 @@ def stock_model(folder: Path, head_dim: int, form: Format, threads: int, positio
     return Model(made, part, "strict", threads)
 
 
-def wide_bundle(folder: Path) -> Path:
-    """Make a bundle for stock operators of a model with heads of 256; the draft is the model itself."""
+def wide_bundle(folder: Path, exact: bool = True) -> Path:
+    """Make a bundle for stock operators of a model with heads of 256; the draft is the model itself.
+
+    Args:
+        folder: made here.
+        exact: False = logits depend on the number of rows, on every processor and by less than any choice of a token.
+    """
     folder.mkdir()
     source = str(hf.write_checkpoint(folder / "source", wide_config(256, layers=3, positions=512), seed=5))
     options = ExportOptions(source, folder / "bundle", ["speculative"], "int4", draft=source, operators="stock")
     export_model(options, golden=False)
+    if not exact:
+        _scale_by_rows(options.output)
     return options.output
+
+
+def _scale_by_rows(bundle: Path) -> None:
+    """Multiply the strict graph's logits by 1 + (tokens of the pass) / 2^16."""
+    file = bundle / "model.strict.onnx"
+    model = onnx.load(file, load_external_data=False)
+    graph, node = model.graph, onnx.helper.make_node
+    graph.node[-1].output[0] = "unscaled"  # [1, rows, vocab]
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(2.0**-16, np.float32), "step"))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.float32), "one"))
+    graph.node.extend(
+        [
+            node("Size", ["input_ids"], ["tokens"]),
+            node("Cast", ["tokens"], ["float_tokens"], to=onnx.TensorProto.FLOAT),
+            node("Mul", ["float_tokens", "step"], ["steps"]),
+            node("Add", ["steps", "one"], ["scale"]),
+            node("Mul", ["unscaled", "scale"], ["logits"]),
+        ]
+    )
+    onnx.save(model, file)
+    write_manifest(bundle, read_manifest(bundle))
 
 
 class Depths:
