@@ -24,20 +24,9 @@ EDGESPEC_INLINE void ggml_vectors(const uint8_t* codes, B* v) {
   if constexpr (first + 1 < end) ggml_vectors<kind, b, first + 1, end>(codes, v + 1);
 }
 
-// Lanes that are computed together: all 16, or on AVX2 also one of their two registers.
-struct All {
-  using Floats = F;
-  using Ints = I;
-  using Bytes = B;
-  static EDGESPEC_INLINE F floats(float x) { return fset(x); }
-  static EDGESPEC_INLINE I ints(int32_t x) { return iset(x); }
+struct Shares {
+  F scale[2], minimum[2];  // of the halves of a block, or of all of it
 };
-
-template <class L>
-struct SharesOf {
-  typename L::Floats scale[2], minimum[2];  // of the halves of a block, or of all of it
-};
-using Shares = SharesOf<All>;
 
 template <Kind kind, int b>
 EDGESPEC_INLINE Shares ggml_shares_of(const uint8_t* scales, F d, F m) {
@@ -79,106 +68,101 @@ EDGESPEC_INLINE int32_t ggml_offset(int32_t offset) {
   return static_cast<int32_t>(static_cast<uint32_t>(offset >> 3) * uint32_t(ggml(kind).zero));
 }
 
-// Scaled products of a row with a block, and its minima, from its sums of products: of the halves, or one of all.
-template <Kind kind, class L>
-EDGESPEC_INLINE typename L::Floats ggml_scaled(const typename L::Ints (&sums)[2], const Act& a, const SharesOf<L>& s,
-                                               typename L::Floats acc) {
+// Scaled products of a row with a part of a block, one of two or all of it, and its minima, from its sums of products.
+template <Kind kind, int part>
+EDGESPEC_INLINE F ggml_scaled(I sum, const Act& a, const Shares& s, F acc) {
   constexpr GgmlFacts f = ggml(kind);
-  const auto by = L::floats(a.scale);
-  if constexpr (f.share == kBlock) {
-    acc = fma(itof(sums[0]), fmul(s.scale[0], by), acc);
-    if constexpr (f.minimum && f.scale == kHalf) acc = fma(s.minimum[0], L::floats(a.sum), acc);
-    if constexpr (f.minimum && f.scale != kHalf) acc = fnma(s.minimum[0], L::floats(a.sum), acc);
-  } else {
-    const int32_t firsts[2] = {a.first, a.offset_of_second()};
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      acc = fma(itof(sums[h]), fmul(s.scale[h], by), acc);
-      if (f.minimum) acc = fnma(s.minimum[h], L::floats(a.scale * (static_cast<float>(firsts[h]) * -.125f)), acc);
-    }
+  acc = fma(itof(sum), fmul(s.scale[part], fset(a.scale)), acc);
+  if constexpr (f.share < kBlock) {
+    const int32_t offset = part ? a.offset_of_second() : a.first;
+    if (f.minimum) acc = fnma(s.minimum[part], fset(a.scale * (static_cast<float>(offset) * -.125f)), acc);
+  } else if constexpr (f.minimum) {
+    acc = f.scale == kHalf ? fma(s.minimum[0], fset(a.sum), acc) : fnma(s.minimum[0], fset(a.sum), acc);
   }
   return acc;
+}
+
+// The start of a part's sum.
+template <Kind kind, int part>
+EDGESPEC_INLINE I ggml_start(const Act& a) {
+  return iset(ggml_offset<kind>(ggml(kind).share == kBlock ? a.offset : part ? a.offset_of_second() : a.first));
 }
 
 // One row of block b. Half of the block's vectors are made at a time, so that AVX2 has registers for them.
 template <Kind kind, int b>
 EDGESPEC_INLINE F ggml_one(const uint8_t* codes, const Act& a, const Shares& s, F acc) {
-  constexpr bool whole = ggml(kind).share == kBlock;
+  constexpr int kLast = ggml(kind).share < kBlock ? 1 : 0;  // part
   B v[4];
-  I sums[2];
   ggml_vectors<kind, b, 0, 4>(codes, v);
-  sums[0] = dots<kLargest<kind>, 4>(iset(ggml_offset<kind>(whole ? a.offset : a.first)), v, a.q);
+  I sum = dots<kLargest<kind>, 4>(ggml_start<kind, 0>(a), v, a.q);
+  if constexpr (kLast > 0) {
+    acc = ggml_scaled<kind, 0>(sum, a, s, acc);
+    sum = ggml_start<kind, 1>(a);
+  }
   ggml_vectors<kind, b, 4, 8>(codes, v);
-  sums[1] = dots<kLargest<kind>, 4>(whole ? sums[0] : iset(ggml_offset<kind>(a.offset_of_second())), v, a.q + 16);
-  if (whole) sums[0] = sums[1];
-  return ggml_scaled<kind, All>(sums, a, s, acc);
+  sum = dots<kLargest<kind>, 4>(sum, v, a.q + 16);
+  return ggml_scaled<kind, kLast>(sum, a, s, acc);
 }
 
-// A row of a block, whose vectors several rows share.
-template <Kind kind, class L>
-EDGESPEC_INLINE typename L::Floats ggml_row(const typename L::Bytes (&v)[8], const Act& a, const SharesOf<L>& s,
-                                            typename L::Floats acc) {
-  typename L::Ints sums[2];
-  if constexpr (ggml(kind).share == kBlock) {
-    sums[0] = dots<kLargest<kind>, 8>(L::ints(ggml_offset<kind>(a.offset)), v, a.q);
-  } else {
-    sums[0] = dots<kLargest<kind>, 4>(L::ints(ggml_offset<kind>(a.first)), v, a.q);
-    sums[1] = dots<kLargest<kind>, 4>(L::ints(ggml_offset<kind>(a.offset_of_second())), v + 4, a.q + 16);
-  }
-  return ggml_scaled<kind, L>(sums, a, s, acc);
-}
-
-// Rows of a block.
-template <Kind kind>
-EDGESPEC_INLINE void ggml_several(const B (&v)[8], const Act* a, int rows, const Shares& s, F* acc) {
-#if defined(EDGESPEC_HALVES)
-  // The vectors of half of the columns fit into AVX2's registers. With a zero that is not worth computing it twice.
-  if constexpr (ggml(kind).zero == 0) {
-    Half::Bytes halves[2][8];
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
-      halves[0][j] = v[j].a;
-      halves[1][j] = v[j].b;
+// Rows of block b, whose vectors they share.
+template <Kind kind, int b>
+EDGESPEC_INLINE void ggml_any(const uint8_t* codes, const Act* a, int rows, const Shares& s, F* acc) {
+  B v[8];
+  ggml_vectors<kind, b, 0, 8>(codes, v);
+#pragma GCC unroll 1
+  for (int r = 0; r < rows; ++r) {
+    if constexpr (ggml(kind).share == kBlock) {
+      acc[r] = ggml_scaled<kind, 0>(dots<kLargest<kind>, 8>(ggml_start<kind, 0>(a[r]), v, a[r].q), a[r], s, acc[r]);
+    } else {
+      const I first = dots<kLargest<kind>, 4>(ggml_start<kind, 0>(a[r]), v, a[r].q);
+      const I second = dots<kLargest<kind>, 4>(ggml_start<kind, 1>(a[r]), v + 4, a[r].q + 16);
+      acc[r] = ggml_scaled<kind, 1>(second, a[r], s, ggml_scaled<kind, 0>(first, a[r], s, acc[r]));
     }
-    const SharesOf<Half> first = {{s.scale[0].a, s.scale[1].a}, {s.minimum[0].a, s.minimum[1].a}};
-    const SharesOf<Half> second = {{s.scale[0].b, s.scale[1].b}, {s.minimum[0].b, s.minimum[1].b}};
-#pragma GCC unroll 1
-    for (int r = 0; r < rows; ++r) acc[r].a = ggml_row<kind, Half>(halves[0], a[r], first, acc[r].a);
-#pragma GCC unroll 1
-    for (int r = 0; r < rows; ++r) acc[r].b = ggml_row<kind, Half>(halves[1], a[r], second, acc[r].b);
-    return;
   }
-#endif
-#pragma GCC unroll 1
-  for (int r = 0; r < rows; ++r) acc[r] = ggml_row<kind, All>(v, a[r], s, acc[r]);
 }
 
-// `One`: there is one row.
-template <Kind kind, bool One, int b>
+#if defined(EDGESPEC_ROWS)
+// R rows of a part of block b: each vector is multiplied by all of them as soon as it is made.
+template <Kind kind, int b, int part, int R>
+EDGESPEC_INLINE void ggml_several(const uint8_t* codes, const Act* a, const Shares& s, F* acc) {
+  constexpr int kVectors = ggml(kind).share / 4;
+  const auto vector = [&](auto j) __attribute__((always_inline)) {
+    return ggml_vector<kind, b, part * kVectors + decltype(j)::value>(codes);
+  };
+  I sums[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) sums[r] = ggml_start<kind, part>(a[r]);
+  dots_of_rows<kLargest<kind>, kVectors>(sums, vector, a, part * 16);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) acc[r] = ggml_scaled<kind, part>(sums[r], a[r], s, acc[r]);
+  if constexpr ((part + 1) * kVectors < 8) ggml_several<kind, b, part + 1, R>(codes, a, s, acc);
+}
+#endif
+
+// R rows, or `rows` where R is 0; those of the next block begin `stride` records later.
+template <Kind kind, int R, int b>
 EDGESPEC_INLINE void ggml_blocks(const uint8_t* codes, const uint8_t* ahead, const uint8_t* scales, F d, F m,
-                                 const Act*& a, int rows, F* acc) {
+                                 const Act*& a, int rows, int stride, F* acc) {
   constexpr GgmlFacts f = ggml(kind);
   constexpr int kBlocks = f.group / kBlock;
   constexpr int kLines = static_cast<int>(ggml_codes(f) / 64) / kBlocks;
 #pragma GCC unroll 8
   for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead + (b * kLines + i) * 64, 0, 2);
   const Shares s = ggml_shares_of<kind, b>(scales, d, m);
-  if constexpr (One) {
-    *acc = ggml_one<kind, b>(codes, *a, s, *acc);
-    asm volatile("" ::: "memory");  // or GCC mixes the blocks of a group, and has no registers left
-  } else {
-    B v[8];
-    ggml_vectors<kind, b, 0, 8>(codes, v);
-    ggml_several<kind>(v, a, rows, s, acc);
-  }
-  a += rows;
-  if constexpr (b + 1 < kBlocks) ggml_blocks<kind, One, b + 1>(codes, ahead, scales, d, m, a, rows, acc);
+  if constexpr (R == 0) ggml_any<kind, b>(codes, a, rows, s, acc);
+  if constexpr (R == 1) *acc = ggml_one<kind, b>(codes, *a, s, *acc);
+#if defined(EDGESPEC_ROWS)
+  if constexpr (R > 1) ggml_several<kind, b, 0, R>(codes, a, s, acc);
+#endif
+  if constexpr (R > 0) asm volatile("" ::: "memory");  // or GCC mixes the blocks of a group, and has no registers left
+  a += stride;
+  if constexpr (b + 1 < kBlocks) ggml_blocks<kind, R, b + 1>(codes, ahead, scales, d, m, a, rows, stride, acc);
 }
 
-template <Kind kind, bool One>
-void ggml_product(const uint8_t* tile, int k, const Act* a, int rows, float* y, size_t ld, int columns) {
+template <Kind kind, int R>
+void ggml_product(const uint8_t* tile, int k, const Act* a, int rows, int stride, float* y, size_t ld, int columns) {
   constexpr GgmlFacts f = ggml(kind);
-  F acc[One ? 1 : kRowGroup];
+  F acc[R ? R : kRowGroup];
   for (int r = 0; r < rows; ++r) acc[r] = fset(0.f);
   const size_t whole = tile_bytes(kind, k);
   const uint8_t *codes = tile, *scales = tile + k / f.group * ggml_codes(f), *const end = scales;
@@ -198,13 +182,25 @@ void ggml_product(const uint8_t* tile, int k, const Act* a, int rows, float* y, 
       else if (f.minimum)
         m = fload_half(reinterpret_cast<const uint16_t*>(scales) + kTile);
     }
-    ggml_blocks<kind, One, 0>(codes, ahead, scales, d, m, a, rows, acc);
+    ggml_blocks<kind, R, 0>(codes, ahead, scales, d, m, a, rows, stride, acc);
   }
   for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, acc[r], columns);
 }
 
 template <Kind kind>
 void ggml_rows(const uint8_t* tile, int k, const Act* a, int rows, float* y, size_t ld, int columns) {
-  if (rows == 1) return ggml_product<kind, true>(tile, k, a, 1, y, ld, columns);
-  ggml_product<kind, false>(tile, k, a, rows, y, ld, columns);
+  if (rows == 1) return ggml_product<kind, 1>(tile, k, a, 1, 1, y, ld, columns);
+  const int stride = rows;
+#if defined(EDGESPEC_ROWS)
+  if (rows == 2) return ggml_product<kind, 2>(tile, k, a, 2, stride, y, ld, columns);
+  // by fours, whose code fits into the cache of decoded instructions, except that of blocks with two scales
+  if constexpr (ggml(kind).share == kBlock) {
+    for (; rows >= 4; rows -= 4, a += 4, y += 4 * ld) ggml_product<kind, 4>(tile, k, a, 4, stride, y, ld, columns);
+    if (rows == 3) ggml_product<kind, 3>(tile, k, a, 3, stride, y, ld, columns);
+    if (rows == 2) ggml_product<kind, 2>(tile, k, a, 2, stride, y, ld, columns);
+    if (rows == 1) ggml_product<kind, 1>(tile, k, a, 1, stride, y, ld, columns);
+    return;
+  }
+#endif
+  ggml_product<kind, 0>(tile, k, a, rows, stride, y, ld, columns);
 }

@@ -247,41 +247,63 @@ inline __attribute__((always_inline)) I dots(I acc, const B* v, const int8_t* q)
   return acc;
 }
 
-// ---- one of the two registers, which ggml.inl computes with where there are several rows ----------------------------
-#define EDGESPEC_HALVES
-struct Half {
-  using Floats = __m256;
-  using Ints = __m256i;
-  using Bytes = __m256i;
-  static __m256 floats(float x) { return _mm256_set1_ps(x); }
-  static __m256i ints(int32_t x) { return _mm256_set1_epi32(x); }
-};
-inline __m256 fmul(__m256 x, __m256 y) { return _mm256_mul_ps(x, y); }
-inline __m256 fma(__m256 x, __m256 y, __m256 z) { return _mm256_fmadd_ps(x, y, z); }
-inline __m256 fnma(__m256 x, __m256 y, __m256 z) { return _mm256_fnmadd_ps(x, y, z); }
-inline __m256 itof(__m256i x) { return _mm256_cvtepi32_ps(x); }
-template <int Most, int N>
-inline __attribute__((always_inline)) __m256i dots(__m256i acc, const __m256i* v, const int8_t* q) {
+// ---- several rows at once, whose sums stay in registers, for ggml.inl -----------------------------------------------
+#define EDGESPEC_ROWS
+
+template <int from, int to, class Call>
+inline __attribute__((always_inline)) void each(Call call) {
+  if constexpr (from < to) {
+    call(std::integral_constant<int, from>());
+    each<from + 1, to>(call);
+  }
+}
+
+// sums[r] += N vectors times 4 N bytes of row r, from `at` on.  No byte of a vector is above Most; vector(j) makes one.
+template <int Most, int N, int R, class Vector>
+inline __attribute__((always_inline)) void dots_of_rows(I (&sums)[R], Vector vector, const Act* a, int at) {
 #if defined(__AVXVNNI__)
-#pragma GCC unroll 8
-  for (int j = 0; j < N; ++j) acc = dot(acc, v[j], four_bytes(q + 4 * j));
+  each<0, N>([&](auto j) __attribute__((always_inline)) {
+    const B v = vector(j);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) sums[r] = dot_u8(sums[r], v, a[r].q + at + 4 * j);
+  });
 #else
   constexpr int kTogether = pairs_that_fit(Most, N);
   if constexpr (kTogether == 0) {
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) acc = dot_bytes(acc, v[j], four_bytes(q + 4 * j));
+    each<0, N>([&](auto j) __attribute__((always_inline)) {
+      const B v = vector(j);
+      const __m256i byte = _mm256_set1_epi16(255);
+      const I even = {_mm256_and_si256(v.a, byte), _mm256_and_si256(v.b, byte)};
+      const I odd = {_mm256_srli_epi16(v.a, 8), _mm256_srli_epi16(v.b, 8)};
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const __m256i f = four_bytes(a[r].q + at + 4 * j);
+        const __m256i f0 = _mm256_srai_epi16(_mm256_slli_epi16(f, 8), 8), f1 = _mm256_srai_epi16(f, 8);
+        sums[r] = iadd(sums[r], {_mm256_madd_epi16(even.a, f0), _mm256_madd_epi16(even.b, f0)});
+        sums[r] = iadd(sums[r], {_mm256_madd_epi16(odd.a, f1), _mm256_madd_epi16(odd.b, f1)});
+        asm volatile("" : "+x"(sums[r].a), "+x"(sums[r].b));  // or GCC keeps all products, and adds them at the end
+      }
+    });
   } else {
-#pragma GCC unroll 8
-    for (int from = 0; from < N; from += kTogether) {
-      __m256i sum = _mm256_maddubs_epi16(v[from], four_bytes(q + 4 * from));
-#pragma GCC unroll 8
-      for (int j = from + 1; j < from + kTogether; ++j)
-        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(v[j], four_bytes(q + 4 * j)));
-      acc = _mm256_add_epi32(acc, widen(sum));
-    }
+    each<0, N / kTogether>([&](auto chunk) __attribute__((always_inline)) {
+      constexpr int from = decltype(chunk)::value * kTogether;
+      I pairs[R];
+      each<from, from + kTogether>([&](auto j) __attribute__((always_inline)) {
+        const B v = vector(j);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const __m256i f = four_bytes(a[r].q + at + 4 * j);
+          const I product = {_mm256_maddubs_epi16(v.a, f), _mm256_maddubs_epi16(v.b, f)};
+          pairs[r].a = j == from ? product.a : _mm256_add_epi16(pairs[r].a, product.a);
+          pairs[r].b = j == from ? product.b : _mm256_add_epi16(pairs[r].b, product.b);
+          asm volatile("" : "+x"(pairs[r].a), "+x"(pairs[r].b));  // as above
+        }
+      });
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sums[r] = iadd(sums[r], {widen(pairs[r].a), widen(pairs[r].b)});
+    });
   }
 #endif
-  return acc;
 }
 
 struct Roof {
