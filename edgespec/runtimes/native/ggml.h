@@ -31,6 +31,22 @@ constexpr CodePlace code_place(Kind kind, int b, int i) {
 }
 constexpr int low_vectors(GgmlFacts f) { return f.group * f.low * kTile / 512; }  // of a group
 
+// Whether all blocks of a group have their codes as the block `period` before has them, the same number of vectors on.
+constexpr bool repeats(Kind kind, int period) {
+  const CodePlace start = code_place(kind, 0, 0), next = code_place(kind, period, 0);
+  for (int i = 0; i < ggml(kind).group - period * kBlock; i += 4) {
+    const CodePlace a = code_place(kind, i / kBlock, i % kBlock), b = code_place(kind, i / kBlock + period, i % kBlock);
+    if (a.shift != b.shift || a.up != b.up) return false;
+    if (b.low - a.low != next.low - start.low || b.high - a.high != next.high - start.high) return false;
+  }
+  return true;
+}
+constexpr int period_of(Kind kind) {  // in blocks
+  int period = 1;
+  while (!repeats(kind, period)) period *= 2;
+  return period;
+}
+
 static inline float exponent_to_half_float(uint8_t e) {  // 2^(e - 128): ggml's tables are twice what codes stand for
   const uint32_t bits = e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23;
   float value;

@@ -5,21 +5,25 @@
 // from its beginning on: those of the next tile are fetched.
 constexpr int kGgmlAhead = 9216;
 
-// Vector j of block b of a group: what 16 columns multiply numbers 4 j to 4 j + 3 by.
+// Codes of a group from a block on, and what of them is kept apart.
+struct Codes {
+  const uint8_t *low, *high;
+};
+
+// Vector j of block b: what 16 columns multiply numbers 4 j to 4 j + 3 by.
 template <Kind kind, int b, int j>
-EDGESPEC_INLINE B ggml_vector(const uint8_t* codes) {
+EDGESPEC_INLINE B ggml_vector(Codes codes) {
   constexpr GgmlFacts f = ggml(kind);
   constexpr CodePlace at = code_place(kind, b, 4 * j);
-  B x = bfield<at.shift, (1 << f.low) - 1>(codes + at.low * 64);
-  if constexpr (f.high > 0)
-    x = badd<at.up - f.low, ((1 << f.high) - 1) << f.low>(x, codes + (low_vectors(f) + at.high) * 64);
+  B x = bfield<at.shift, (1 << f.low) - 1>(codes.low + at.low * 64);
+  if constexpr (f.high > 0) x = badd<at.up - f.low, ((1 << f.high) - 1) << f.low>(x, codes.high + at.high * 64);
   if constexpr (f.table > 0) x = blookup(x, kGgmlTables[f.table]);
   return x;
 }
 
 // Vectors `first` to `end` of a block.
 template <Kind kind, int b, int first, int end>
-EDGESPEC_INLINE void ggml_vectors(const uint8_t* codes, B* v) {
+EDGESPEC_INLINE void ggml_vectors(Codes codes, B* v) {
   *v = ggml_vector<kind, b, first>(codes);
   if constexpr (first + 1 < end) ggml_vectors<kind, b, first + 1, end>(codes, v + 1);
 }
@@ -90,7 +94,7 @@ EDGESPEC_INLINE I ggml_start(const Act& a) {
 
 // One row of block b. Half of the block's vectors are made at a time, so that AVX2 has registers for them.
 template <Kind kind, int b>
-EDGESPEC_INLINE F ggml_one(const uint8_t* codes, const Act& a, const Shares& s, F acc) {
+EDGESPEC_INLINE F ggml_one(Codes codes, const Act& a, const Shares& s, F acc) {
   constexpr int kLast = ggml(kind).share < kBlock ? 1 : 0;  // part
   B v[4];
   ggml_vectors<kind, b, 0, 4>(codes, v);
@@ -106,7 +110,7 @@ EDGESPEC_INLINE F ggml_one(const uint8_t* codes, const Act& a, const Shares& s, 
 
 // Rows of block b, whose vectors they share.
 template <Kind kind, int b>
-EDGESPEC_INLINE void ggml_any(const uint8_t* codes, const Act* a, int rows, const Shares& s, F* acc) {
+EDGESPEC_INLINE void ggml_any(Codes codes, const Act* a, int rows, const Shares& s, F* acc) {
   B v[8];
   ggml_vectors<kind, b, 0, 8>(codes, v);
 #pragma GCC unroll 1
@@ -124,7 +128,7 @@ EDGESPEC_INLINE void ggml_any(const uint8_t* codes, const Act* a, int rows, cons
 #if defined(EDGESPEC_ROWS)
 // R rows of a part of block b: each vector is multiplied by all of them as soon as it is made.
 template <Kind kind, int b, int part, int R>
-EDGESPEC_INLINE void ggml_several(const uint8_t* codes, const Act* a, const Shares& s, F* acc) {
+EDGESPEC_INLINE void ggml_several(Codes codes, const Act* a, const Shares& s, F* acc) {
   constexpr int kVectors = ggml(kind).share / 4;
   const auto vector = [&](auto j) __attribute__((always_inline)) {
     return ggml_vector<kind, b, part * kVectors + decltype(j)::value>(codes);
@@ -139,13 +143,13 @@ EDGESPEC_INLINE void ggml_several(const uint8_t* codes, const Act* a, const Shar
 }
 #endif
 
-// R rows, or `rows` where R is 0; those of the next block begin `stride` records later.
+// Block b and those after it until codes repeat.  R rows, or `rows` where R is 0; those of the next block begin
+// `stride` records later.
 template <Kind kind, int R, int b>
-EDGESPEC_INLINE void ggml_blocks(const uint8_t* codes, const uint8_t* ahead, const uint8_t* scales, F d, F m,
-                                 const Act*& a, int rows, int stride, F* acc) {
+EDGESPEC_INLINE void ggml_blocks(Codes codes, const uint8_t* ahead, const uint8_t* scales, F d, F m, const Act* a,
+                                 int rows, int stride, F* acc) {
   constexpr GgmlFacts f = ggml(kind);
-  constexpr int kBlocks = f.group / kBlock;
-  constexpr int kLines = static_cast<int>(ggml_codes(f) / 64) / kBlocks;
+  constexpr int kLines = static_cast<int>(ggml_codes(f) / 64) / (f.group / kBlock);
 #pragma GCC unroll 8
   for (int i = 0; i < kLines; ++i) __builtin_prefetch(ahead + (b * kLines + i) * 64, 0, 2);
   const Shares s = ggml_shares_of<kind, b>(scales, d, m);
@@ -155,13 +159,15 @@ EDGESPEC_INLINE void ggml_blocks(const uint8_t* codes, const uint8_t* ahead, con
   if constexpr (R > 1) ggml_several<kind, b, 0, R>(codes, a, s, acc);
 #endif
   if constexpr (R > 0) asm volatile("" ::: "memory");  // or GCC mixes the blocks of a group, and has no registers left
-  a += stride;
-  if constexpr (b + 1 < kBlocks) ggml_blocks<kind, R, b + 1>(codes, ahead, scales, d, m, a, rows, stride, acc);
+  if constexpr (b + 1 < period_of(kind))
+    ggml_blocks<kind, R, b + 1>(codes, ahead, scales, d, m, a + stride, rows, stride, acc);
 }
 
 template <Kind kind, int R>
 void ggml_product(const uint8_t* tile, int k, const Act* a, int rows, int stride, float* y, size_t ld, int columns) {
   constexpr GgmlFacts f = ggml(kind);
+  constexpr int kPeriod = period_of(kind);
+  constexpr CodePlace next = code_place(kind, kPeriod, 0);
   F acc[R ? R : kRowGroup];
   for (int r = 0; r < rows; ++r) acc[r] = fset(0.f);
   const size_t whole = tile_bytes(kind, k);
@@ -182,7 +188,14 @@ void ggml_product(const uint8_t* tile, int k, const Act* a, int rows, int stride
       else if (f.minimum)
         m = fload_half(reinterpret_cast<const uint16_t*>(scales) + kTile);
     }
-    ggml_blocks<kind, R, 0>(codes, ahead, scales, d, m, a, rows, stride, acc);
+    Codes part = {codes, codes + low_vectors(f) * 64};
+    const uint8_t* own = scales;
+    for (int b = 0; b < f.group; b += kPeriod * kBlock, a += kPeriod * stride) {
+      ggml_blocks<kind, R, 0>(part, ahead, own, d, m, a, rows, stride, acc);
+      part = {part.low + next.low * 64, part.high + next.high * 64};
+      ahead += ggml_codes(f) / (f.group / kBlock) * kPeriod;
+      own += kPeriod * kBlock / f.share * kTile;
+    }
   }
   for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, acc[r], columns);
 }
@@ -193,7 +206,7 @@ void ggml_rows(const uint8_t* tile, int k, const Act* a, int rows, float* y, siz
   const int stride = rows;
 #if defined(EDGESPEC_ROWS)
   if (rows == 2) return ggml_product<kind, 2>(tile, k, a, 2, stride, y, ld, columns);
-  // by fours, whose code fits into the cache of decoded instructions, except that of blocks with two scales
+  // by fours, unless a block has two scales: that needs more instructions than the processor keeps decoded
   if constexpr (ggml(kind).share == kBlock) {
     for (; rows >= 4; rows -= 4, a += 4, y += 4 * ld) ggml_product<kind, 4>(tile, k, a, 4, stride, y, ld, columns);
     if (rows == 3) ggml_product<kind, 3>(tile, k, a, 3, stride, y, ld, columns);
