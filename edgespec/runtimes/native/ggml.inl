@@ -5,7 +5,7 @@
 // from its beginning on: those of the next tile are fetched.
 constexpr int kGgmlAhead = 9216;
 
-// Codes of a group from a block on, and what of them is kept apart.
+// Codes of a group from a block on: their low bits, and the high ones, which are stored separately.
 struct Codes {
   const uint8_t *low, *high;
 };
