@@ -49,7 +49,7 @@ def bundle(folder: Path) -> Path:
 
 
 def draw(page: Any) -> bytes:
-    """Talk, with guesses shown -> the picture as a PNG of few colours."""
+    """Talk, with guesses shown -> the picture as a PNG of few colors."""
     narrow = page.viewport_size["width"] < 700
     always_guess(page)
     short(page, 28 if narrow else 52)

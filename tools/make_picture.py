@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edgespec.cli.answer import summary
-from edgespec.cli.markdown import coloured
+from edgespec.cli.markdown import colored
 from edgespec.engine.loading import load
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     console.print(Text(arguments.prompt), end="")
     stream = engine.stream(arguments.prompt, method=arguments.method, max_new_tokens=80, fallback=False)
     for chunk in stream:
-        console.print(coloured(engine, stream, chunk) if chunk.round else Text(chunk.text), end="")
+        console.print(colored(engine, stream, chunk) if chunk.round else Text(chunk.text), end="")
     console.print()
     console.print(Text(summary(stream.result), style="dim"))
     picture = console.export_svg(title="edgespec: accepted guesses green, refused ones red")

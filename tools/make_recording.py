@@ -5,7 +5,7 @@
     python tools/make_recording.py picture docs/first.cast docs/first.svg
 
 The recording is an asciicast (version 2): what the commands write, with the time of each piece.  The picture leaves out
-colours, cuts pauses beyond --idle, and shows the true time at every command.
+colors, cuts pauses beyond --idle, and shows the true time at every command.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def picture(recording: Path, idle: float, hold: float) -> str:
 def _line(number: int, at: float, text: str, clock: str, total: float) -> str:
     """Make a line that appears at its time."""
     y = number * LINE + 14
-    colour = "#7ee787" if clock else "#c9d1d9"
+    color = "#7ee787" if clock else "#c9d1d9"
     appear = (
         f'<animate attributeName="opacity" values="0;1" keyTimes="0;{at / total:.4f}" calcMode="discrete" '
         f'dur="{total:.2f}s" repeatCount="indefinite"/>'
@@ -121,7 +121,7 @@ def _line(number: int, at: float, text: str, clock: str, total: float) -> str:
     end = f'<text x="{round(WIDTH * LETTER)}" y="{y}" text-anchor="end" fill="#8b949e">{clock}</text>' if clock else ""
     room = WIDTH - 9 if clock else WIDTH
     text = text if len(text) <= room else text[: room - 3] + "..."
-    return f'<g>{appear}<text y="{y}" fill="{colour}" xml:space="preserve">{escape(text)}</text>{end}</g>'
+    return f'<g>{appear}<text y="{y}" fill="{color}" xml:space="preserve">{escape(text)}</text>{end}</g>'
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A stream of text shown at a terminal: as it is, with guesses in colour, or with its Markdown rendered."""
+"""A stream of text shown at a terminal: as it is, with guesses in color, or with its Markdown rendered."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def show(engine: Engine, stream: Stream, drafts: bool, markdown: bool = False) -
     Args:
         engine: where it is decoded.
         stream: the request.
-        drafts: show guesses in colour.
+        drafts: show guesses in color.
         markdown: render Markdown where stdout is a terminal and no guesses are shown.
     """
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
     # without colors a rejected guess would look like the text
-    in_colour = drafts and console.color_system is not None and not console.no_color
-    if drafts and not in_colour:
-        click.echo("note: no colours here, so guesses are not shown", err=True)
+    in_color = drafts and console.color_system is not None and not console.no_color
+    if drafts and not in_color:
+        click.echo("note: no colors here, so guesses are not shown", err=True)
     try:
         if markdown and not drafts and console.is_terminal and not console.is_dumb_terminal:
             with MarkdownStream(Console(highlight=False)) as blocks:
@@ -55,8 +55,8 @@ def show(engine: Engine, stream: Stream, drafts: bool, markdown: bool = False) -
                     blocks.feed(harmless(chunk.text))
             return
         for chunk in stream:
-            if in_colour and chunk.round is not None:
-                console.print(coloured(engine, stream, chunk), end="")
+            if in_color and chunk.round is not None:
+                console.print(colored(engine, stream, chunk), end="")
             else:
                 click.echo(harmless(chunk.text), nl=False, color=True)  # else click changes it in a pipe
     except KeyboardInterrupt:
@@ -64,8 +64,8 @@ def show(engine: Engine, stream: Stream, drafts: bool, markdown: bool = False) -
     click.echo()
 
 
-def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
-    """Colour a round's piece: accepted guesses green, then rejected ones red, then the target's token."""
+def colored(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
+    """Color a round's piece: accepted guesses green, then rejected ones red, then the target's token."""
     from rich.text import Text
 
     item = chunk.round

@@ -94,7 +94,7 @@ def time_passes(engine: Engine, seconds: float = SECONDS) -> tuple[dict[int, flo
     return medians(by_rows), medians(by_depth)
 
 
-def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
+def colored_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
     """Cut a text into pieces: accepted draft tokens, rejected ones, and the target's own tokens."""
     given = engine.encode(prompt, settings)
     stream, read = engine.stream(given, settings), given.tokens or [token for token in given if token < INSERTED]
@@ -144,13 +144,13 @@ def _svg(figure: Any) -> str:
     return text[text.index("<svg") :]
 
 
-def _bars(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]], colours: Sequence[Any] = ()) -> float:
+def _bars(axes: Any, names: Sequence[str], parts: Mapping[str, Sequence[float]], colors: Sequence[Any] = ()) -> float:
     """Draw a stacked bar of MiB for each name; ``parts``: of all names, by part.  Returns the end of the longest."""
     left = [0.0] * len(names)
     for number, (name, sizes) in enumerate(parts.items()):
         widths = [size / 2**20 for size in sizes]
-        colour = {"color": colours[number % len(colours)]} if colours else {}
-        axes.barh(range(len(names)), widths, left=left, label=name, **colour)
+        color = {"color": colors[number % len(colors)]} if colors else {}
+        axes.barh(range(len(names)), widths, left=left, label=name, **color)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.invert_yaxis()
@@ -163,8 +163,8 @@ def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str =
     values = [row["speedup"] for row in rows]
     low = [max(0.0, row["speedup"] - row["speedup_low"]) for row in rows]
     high = [max(0.0, row["speedup_high"] - row["speedup"]) for row in rows]
-    colours = [PLAIN if row["method"] == "plain" else FAST for row in rows]
-    axes.barh(range(len(rows)), values, xerr=[low, high], color=colours, ecolor=INK)
+    colors = [PLAIN if row["method"] == "plain" else FAST for row in rows]
+    axes.barh(range(len(rows)), values, xerr=[low, high], color=colors, ecolor=INK)
     axes.set_yticks(range(len(rows)), names, parse_math=False)
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.invert_yaxis()
@@ -265,7 +265,7 @@ def write_page(
         "depth": lines({"one row": by_depth}, "Time by depth", "tokens before", "ms", log=True),
         "acceptance": _acceptance(figures, names),
         "memory": stacks({name: engine.memory_budget.memory(name) for name in methods}, "Memory by part, predicted"),
-        "text": coloured_text(engine, prompt, settings.changed(method=best["method"] if best else AR)),
+        "text": colored_text(engine, prompt, settings.changed(method=best["method"] if best else AR)),
         "text_method": best["method"] if best else AR,
         "settings": settings,
         "threads": engine.model.threads,

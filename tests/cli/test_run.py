@@ -207,7 +207,7 @@ def test_a_lossy_rule_is_said_and_named(command: Command, demo: Path, rule: str)
         (("--prompt", "x", "--temperature", "nan"), 1, ["temperature is nan"]),
         (("--prompt", "x", "--top-p", "0"), 1, ["top_p"]),
         (("--prompt", "x", "--threads", "0"), 2, ["--threads"]),
-        (("--prompt", "x", "--colour"), 2, ["No such option"]),
+        (("--prompt", "x", "--color"), 2, ["No such option"]),
         (("--prompt", "\udcff"), 1, ["cannot be encoded"]),
     ],
 )

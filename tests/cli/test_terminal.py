@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from edgespec.cli.markdown import coloured as round_text
+from edgespec.cli.markdown import colored as round_text
 from edgespec.decoding.loop import Round
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -273,7 +273,7 @@ def test_a_text_in_a_pipe_is_as_it_was_written(command: Command, demo: Path) -> 
 PROMPT = "ROMEO:"
 
 
-def coloured(text: str) -> Iterator[tuple[frozenset[str], str]]:
+def colored(text: str) -> Iterator[tuple[frozenset[str], str]]:
     """(codes, text) of everything between escape sequences."""
     style: frozenset[str] = frozenset()
     for at, part in enumerate(ESCAPE.split(text)):
@@ -284,8 +284,8 @@ def coloured(text: str) -> Iterator[tuple[frozenset[str], str]]:
 
 
 @pytest.fixture
-def colours(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Make an environment that asks for colours."""
+def colors(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Make an environment that asks for colors."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -325,42 +325,42 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def in_style(text: str, style: set[str]) -> str:
-    return "".join(part for codes, part in coloured(text) if codes == style)
+    return "".join(part for codes, part in colored(text) if codes == style)
 
 
-def test_drafts_in_colour(
-    command: Command, demo: Path, colours: pytest.MonkeyPatch, rounds: list[tuple[Chunk, Round]], refused: list[str]
+def test_drafts_in_color(
+    command: Command, demo: Path, colors: pytest.MonkeyPatch, rounds: list[tuple[Chunk, Round]], refused: list[str]
 ) -> None:
     shown = command("run", demo, *DRAFTING, "--show-drafts").out
-    assert {frozenset(), frozenset(GREEN), frozenset(RED)} == {style for style, _ in coloured(shown)}
+    assert {frozenset(), frozenset(GREEN), frozenset(RED)} == {style for style, _ in colored(shown)}
     accepted = "".join("".join(chunk.pieces[: item.accepted]) for chunk, item in rounds)
-    assert in_style(shown, GREEN) == accepted.replace("\n", "")  # the end of a line has no colour
+    assert in_style(shown, GREEN) == accepted.replace("\n", "")  # the end of a line has no color
     assert in_style(shown, RED) == "".join(refused).replace("\n", "")
     assert len(refused) == sum(bool(item.rejected) for _, item in rounds)
     broken = sum(text.count("\n") for text in refused)
-    kept = "".join(text for style, text in coloured(shown) if style != RED)
+    kept = "".join(text for style, text in colored(shown) if style != RED)
     plain = command("run", demo, *DRAFTING).out
     assert kept == plain if not broken else kept.replace("\n", "") == plain.replace("\n", "")
 
 
 @pytest.mark.parametrize("change", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"FORCE_COLOR": ""}])
-def test_without_colours_refused_drafts_are_left_out(
-    command: Command, demo: Path, colours: pytest.MonkeyPatch, change: dict[str, str]
+def test_without_colors_refused_drafts_are_left_out(
+    command: Command, demo: Path, colors: pytest.MonkeyPatch, change: dict[str, str]
 ) -> None:
     for name, value in change.items():
-        colours.setenv(name, value) if value else colours.delenv(name)
+        colors.setenv(name, value) if value else colors.delenv(name)
     assert command("run", demo, *DRAFTING, "--show-drafts").out == command("run", demo, *DRAFTING).out
 
 
-def test_a_stop_string_ends_coloured_text_too(
-    command: Command, demo: Path, colours: pytest.MonkeyPatch, rounds: list[tuple[Chunk, Round]], refused: list[str]
+def test_a_stop_string_ends_colored_text_too(
+    command: Command, demo: Path, colors: pytest.MonkeyPatch, rounds: list[tuple[Chunk, Round]], refused: list[str]
 ) -> None:
     whole = command("run", demo, "--prompt", PROMPT, "--json", "--max-new-tokens", 40).json["text"]
     for stop in sorted({whole[at : at + 2] for at in range(5, 60, 4)} - {""}):
         rounds.clear()
         refused.clear()
         shown = command("run", demo, *DRAFTING, "--show-drafts", "--stop", stop).out
-        kept = "".join(text for style, text in coloured(shown) if style != RED)
+        kept = "".join(text for style, text in colored(shown) if style != RED)
         assert kept.replace("\n", "") == whole[: whole.index(stop)].replace("\n", "")
         # tokens after the stop string in its round do not matter
         whole_rounds = [item for chunk, item in rounds if len(chunk.pieces) == len(item.tokens)]
@@ -380,11 +380,11 @@ def test_nothing_is_shown_of_a_round_after_its_stop_string(
     assert console.file.getvalue() == text
 
 
-def test_a_terminal_shows_colours(demo: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_colors(demo: Path, tmp_path: Path) -> None:
     words = ["-m", "edgespec", "run", demo, *DRAFTING, "--show-drafts"]
     with Terminal(words, tmp_path, kind="xterm-256color") as terminal:
         assert terminal.end() == 0
-    assert {frozenset(GREEN), frozenset(RED)} <= {style for style, _ in coloured(terminal.raw)}
+    assert {frozenset(GREEN), frozenset(RED)} <= {style for style, _ in colored(terminal.raw)}
 
 
 SHORT = ("--max-new-tokens", 24)

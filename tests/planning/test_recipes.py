@@ -161,7 +161,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     refused("export.format: Input should be", export__format="int5")
     refused("export.methods.0: unknown method 'magic'", export__methods=["magic"])
     refused("device.budget: '1 potato' is no amount of memory", device__budget="1 potato")
-    refused("colour: Extra inputs", colour="blue")
+    refused("color: Extra inputs", color="blue")
     refused("run.method medusa is not among", run__method="medusa")
     refused("run.context is beyond", run__context=100_000)
     refused("run.attention is not among", run__attention="nomad")

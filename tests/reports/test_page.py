@@ -16,7 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.reports.bench import MethodFigures, bench_all, check_output
-from edgespec.reports.pages import coloured_text, read_llama_bench, time_passes, write_page
+from edgespec.reports.pages import colored_text, read_llama_bench, time_passes, write_page
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import OPERATORS
 
@@ -99,7 +99,7 @@ def test_it_counts_the_runs_that_the_terminal_counts(own: Engine, figures: list[
 
 def test_the_text_is_the_models_own_once_the_refused_guesses_are_out(own: Engine) -> None:
     plain = own.generate(PROMPT, SETTINGS, method="ar")
-    pieces = coloured_text(own, PROMPT, SETTINGS.changed(method="speculative", fallback=False))
+    pieces = colored_text(own, PROMPT, SETTINGS.changed(method="speculative", fallback=False))
     assert pieces[0] == ("prompt", PROMPT)
     assert "".join(text for kind, text in pieces[1:] if kind != "rejected") == plain.text
     assert {kind for kind, _ in pieces} == {"prompt", "accepted", "rejected", "own"}

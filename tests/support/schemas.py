@@ -7,7 +7,7 @@ from typing import Any
 Schema = dict[str, Any]
 WORD: Schema = {"type": "string", "maxLength": 8}
 SMALL: Schema = {"type": "integer", "minimum": 0, "maximum": 20}
-COLOUR: Schema = {"enum": ["red", "green", "blue"]}
+COLOR: Schema = {"enum": ["red", "green", "blue"]}
 DATE: Schema = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}
 
 
@@ -29,7 +29,7 @@ SCHEMAS: tuple[Schema, ...] = (
     {"type": "null"},
     SMALL,
     WORD,
-    COLOUR,
+    COLOR,
     DATE,
     {"const": "yes"},
     {"const": 42},
@@ -38,17 +38,17 @@ SCHEMAS: tuple[Schema, ...] = (
     record(ok={"type": "boolean"}),
     record(name=WORD),
     PERSON,
-    record(colour=COLOUR, count=SMALL),
+    record(color=COLOR, count=SMALL),
     POINT,
     record(born=DATE, died=DATE),
-    record(name=WORD, tags=some(COLOUR)),
+    record(name=WORD, tags=some(COLOR)),
     some(SMALL),
-    some(COLOUR, 4, 2),
+    some(COLOR, 4, 2),
     some(POINT, 2),
     record(people=some(PERSON, 2, 1)),
     record(person=PERSON, where=POINT),
     record(a=record(b=record(c=SMALL))),
-    {"anyOf": [SMALL, COLOUR]},
+    {"anyOf": [SMALL, COLOR]},
     {"anyOf": [{"type": "null"}, PERSON]},
     record(value={"anyOf": [WORD, SMALL]}),
     record(kind={"const": "circle"}, radius=SMALL),
@@ -66,7 +66,7 @@ SCHEMAS: tuple[Schema, ...] = (
     {
         "anyOf": [
             record(function={"const": "look"}, arguments=record(at=WORD)),
-            record(function={"const": "go"}, arguments=record(to=COLOUR)),
+            record(function={"const": "go"}, arguments=record(to=COLOR)),
         ]
     },
     record(steps=some(record(do=WORD, minutes=SMALL), 2, 1)),
@@ -74,10 +74,10 @@ SCHEMAS: tuple[Schema, ...] = (
     record(from_=POINT, to=POINT),
     record(question=WORD, options=some(WORD, 3, 2), correct=SMALL),
     record(score=SMALL, max={"const": 20}),
-    record(on={"type": "boolean"}, off={"type": "boolean"}, mode=COLOUR),
+    record(on={"type": "boolean"}, off={"type": "boolean"}, mode=COLOR),
     record(nothing={"type": "null"}, name=WORD),
     record(start=DATE, days=SMALL),
     record(width=SMALL, height=SMALL, unit={"enum": ["cm", "in"]}),
-    {"type": "array", "prefixItems": [WORD, SMALL, COLOUR], "items": False, "minItems": 3},
+    {"type": "array", "prefixItems": [WORD, SMALL, COLOR], "items": False, "minItems": 3},
     record(deep=record(er=record(still=some(record(end={"type": "boolean"}), 1, 1)))),
 )

@@ -88,7 +88,7 @@ def test_no_folder(tmp_path: Path) -> None:
     [
         ({"kind": "eagle"}, "kind"),
         ({"count": 0}, "count"),
-        ({"colour": "red"}, "colour"),
+        ({"color": "red"}, "color"),
         ({"schema_version": 9}, "schema 9 is newer"),
         ({"count": 3}, "medusa.2.weight is missing"),
         ({"hidden": 64}, "has shape [128, 128], expected [64, 64]"),

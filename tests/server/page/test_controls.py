@@ -319,7 +319,7 @@ def test_guesses_are_shown_and_are_the_same_text(visit: Visit, server: Served) -
     green = page.evaluate(counted)
     red = page.evaluate(counted.replace(".accepted", ".refused"))
     assert (green, red) == ("rgb(17, 99, 41)", "rgb(164, 14, 38)")
-    again = ask(page, QUESTION)  # coloured as it comes
+    again = ask(page, QUESTION)  # colored as it comes
     assert again
     assert not page.locator(".counted").last.is_visible()
     page.locator(".figures").last.click()  # a click shows the details

@@ -217,7 +217,7 @@ def test_a_phone_shows_all_without_scrolling_sideways(visit: Visit, server: Serv
     assert page.locator(".message").count() == 0
 
 
-def test_colours_follow_the_system_or_the_picker(visit: Visit, server: Served) -> None:
+def test_colors_follow_the_system_or_the_picker(visit: Visit, server: Served) -> None:
     page = visit(server, color_scheme="dark", **WIDE)
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(255, 255, 255)", "rgb(20, 23, 26)"
