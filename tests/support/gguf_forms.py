@@ -134,7 +134,7 @@ def write_source(folder: Path, name: str) -> Path:
 # -- the converter ----------------------------------------------------------------------------------------------------
 
 
-PIECES = ("gemma", "gemma2", "phi3", "qwen2", "ernie4_5")
+PIECES = ("gemma", "gemma2", "gemma3_text", "phi3", "qwen2", "ernie4_5")
 """Model types of which the converter reads, or prefers, a tokenizer.model."""
 UNGUESSED = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Model types that are published with layers that guess; the converter is told that there are none."""
