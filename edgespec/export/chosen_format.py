@@ -38,10 +38,11 @@ def chosen_format(source: LoadedSource) -> FormatChoice:
     if arch is None:  # a foreign graph: its sizes are not planned
         pick = Candidate("int8", 0, 0, 1.0, True, None)
         return FormatChoice(pick, (pick,), "its graph is not one of edgespec's own", False)
-    if keeps_file(source) and (own := candidate(options, FILE, budget)).fits:
+    shapes = PlannedSource(options.model, options.revision)
+    if keeps_file(source) and (own := candidate(options, FILE, budget, shapes)).fits:
         own = replace(own, loss=NOTHING)
         return FormatChoice(own, (own,))
-    plain = [candidate(options, form, budget) for form in CHOSEN]
+    plain = [candidate(options, form, budget, shapes) for form in CHOSEN]
     if not any(one.fits for one in plain):
         return choose(plain, budget)
     unmeasured = _unmeasured(source, arch)
@@ -58,9 +59,9 @@ def keeps_file(source: LoadedSource) -> bool:
     return keeps_weights(arch, replace(options, format=FILE).placed().layout)
 
 
-def candidate(options: ExportOptions, form: Format, budget: int) -> Candidate:
+def candidate(options: ExportOptions, form: Format, budget: int, source: PlannedSource) -> Candidate:
     """Predict a bundle in a format; its loss is not known."""
-    planned = plan_bundle(replace(options, format=form, choose=False), PlannedSource(options.model, options.revision))
+    planned = plan_bundle(replace(options, format=form, choose=False), source)
     option = Option(planned, options.model, ("--format", form), profile=latest_profile(options.threads))
     plan = make_plan([option], PlanRequest(budget))
     own = [one for one in plan.candidates if one.use.method == AR]

@@ -19,6 +19,7 @@ from edgespec.export.measuring import loss
 from edgespec.export.measuring.loss import NOTHING, Loss, compare
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import dry_run, export_model
+from edgespec.export.plan_manifest import PlannedSource
 from edgespec.export.source.source import Checkpoint, resolve
 from tests.conftest import THREADS
 from tests.support import foreign, gguf_files, hf
@@ -134,7 +135,8 @@ def test_a_model_that_four_bits_ruin_is_not_given_in_them(tmp_path: Path) -> Non
     assert manifest.parity["kl"] < KL_BOUND
     assert manifest.parity["perplexity"] < (1 + BOUND) * manifest.parity["perplexity_source"]
     options = ExportOptions(str(model), context=64)
-    four, eight = (chosen_format.candidate(options, form, 1 << 40).peak for form in ("int4", "int8"))
+    shapes = PlannedSource(options.model)
+    four, eight = (chosen_format.candidate(options, form, 1 << 40, shapes).peak for form in ("int4", "int8"))
     with pytest.raises(QualityError) as caught:
         planned(model, budget=(four + eight) // 2, context=64)
     assert caught.value.format == "int4"
