@@ -69,9 +69,8 @@ def listing(as_json: bool) -> None:
 @option("--gone", "Only weights and prompts whose bundle was deleted or changed.", bool)
 @json_option
 def clear(kinds: tuple[str, ...], gone: bool, as_json: bool) -> None:
-    """Remove what is kept of these KINDS: weights, prompts, profiles, skip-sets, tokenizers, devices, digests, rows.
-
-    None = all of them.
+    """Remove what is kept of these KINDS: weights, prompts, profiles, skip-sets, tokenizers, devices, digests, rows,
+    passes.  None = all of them.
 
     \b
     edgespec cache clear

@@ -14,6 +14,7 @@ from edgespec.control.estimator import Evidence, best_length, measured, posterio
 from edgespec.control.learned import Learned
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AR, METHODS, prior_of
+from edgespec.engine.pass_record import PassRecord, Times
 from edgespec.formulas.cost import CostModel
 from edgespec.planning.profiles import Profile, Trial, export_busy
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
@@ -22,18 +23,24 @@ LONGEST = 8  # guesses that a speed is predicted for
 _PUBLISHED = 4.0  # weight of a published acceptance, in guesses, against the export's
 _TRIED = 4 * WEIGHT_ENGINE  # the maximum number of guesses that count from a calibration
 
-Times = dict[str, dict[int, float]]  # measured on this machine: milliseconds by rows, by kind of pass
-
 
 @dataclass
 class Experience:
     """Keeps measurements of an engine's requests, by method and options; all its sessions share it."""
 
     profile: Profile | None = None  # a calibration of this machine
+    record: PassRecord | None = None  # of earlier processes
     methods: dict[tuple[str, DraftOptions], Learned] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.times: Times = known_times(self.profile)  # measured ones join those of the calibration
+        earlier = self.record.times if self.record else {}
+        self.times: Times = earlier | known_times(self.profile)  # measured ones join them
+
+    def add_times(self, kind: str, times: dict[int, float]) -> None:
+        """Add times that were measured now, for later processes too."""
+        self.times[kind] = times
+        if self.record is not None:
+            self.record.keep_times(kind, times)
 
     def of(self, method: str, options: DraftOptions) -> Learned:
         """Return the data about a method; at first those of a calibration."""
@@ -45,7 +52,7 @@ class Experience:
         return self.methods[key]
 
 
-def known_times(profile: Profile | None) -> dict[str, dict[int, float]]:
+def known_times(profile: Profile | None) -> Times:
     """Take milliseconds of passes by rows, and of one draft step by method, from a calibration at its least depth."""
     if profile is None:
         return {}

@@ -16,6 +16,7 @@ from edgespec.engine.input import Input
 from edgespec.engine.inputs import Inputs, open_inputs
 from edgespec.engine.known import Experience
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice, own_sampling
+from edgespec.engine.pass_record import PassRecord
 from edgespec.engine.pool import ReservationTable, SessionPool
 from edgespec.engine.prompt_cache import PromptCache
 from edgespec.engine.sessions import Session
@@ -100,7 +101,8 @@ class LoadedBundle:
             self._rows_exact = stock_rows_exact(bundle, model)
         elif share is None and on_cpu and not self.strict:
             model.pairs = False  # the graph with gates is also the strict one
-        self.experience = Experience(find_profile(manifest, options))
+        self._record = PassRecord(manifest, run)
+        self.experience = Experience(find_profile(manifest, options), self._record)
         self.paces = PrefillBudget(), PrefillBudget()  # how fast the target and a draft read prompts
         # keys and values computed with one source are useless with another
         wanted = options.prompt_cache and on_cpu and not self.inputs.sourced and not manifest.is_encoder
@@ -235,7 +237,9 @@ class LoadedBundle:
         return forget_sets(self.bundle.manifest)
 
     def rows_exact(self) -> bool:
-        """Whether verified rows have the bits of plain decoding's on this machine; probed once, then known."""
+        """Whether verified rows have the bits of plain decoding's on this machine; proven once, then known."""
+        if self._rows_exact is None and self.strict and self._record.exact:
+            self._rows_exact = True
         if self._rows_exact is None and self._model is not None:
             session = self.sessions.any()  # its text stays
             try:
@@ -244,6 +248,8 @@ class LoadedBundle:
                     self._rows_exact = self.strict and rows_exact(session.target)
             finally:
                 self.sessions.give_back(session)
+            if self._rows_exact:
+                self._record.keep_exact()
         return bool(self._rows_exact)
 
     @property

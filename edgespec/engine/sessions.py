@@ -296,11 +296,11 @@ class Session:
         return cost
 
     def _measured(self, name: str, run: Callable[[int], object], sizes: tuple[int, ...]) -> dict[int, float]:
-        """Return times by size: of a calibration, or measured once, in a moment, for all sessions of an engine."""
+        """Return times by size: of a calibration or an earlier process, or measured once for all sessions."""
         times = self._experience.times
         if name not in times:
             turns = time_turns({size: partial(run, size) for size in sizes}, PRICING, least=1, most=3)
-            times[name] = medians(turns)
+            self._experience.add_times(name, medians(turns))
         return times[name]
 
 

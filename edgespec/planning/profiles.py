@@ -297,10 +297,15 @@ def profile_folder() -> Path:
 
 
 def profile_path(bundle: str, run: RunOptions | Profile) -> Path:
-    """Name the file of a bundle (``manifest_hash``) run in this way on this machine, as it is now."""
+    """Name the profile's file of a bundle (``manifest_hash``) run in this way on this machine, as it is now."""
+    return profile_folder() / f"{run_id(bundle, run)}.json"
+
+
+def run_id(bundle: str, run: RunOptions | Profile) -> str:
+    """Identify a bundle (``manifest_hash``) run in this way on this machine, as it is now: 32 hex digits."""
     machine = this_machine(run.device).model_dump(exclude={"memory"})
     text = json.dumps([bundle, _how(run), machine], sort_keys=True)
-    return profile_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def find_profile(manifest: Manifest, options: LoadOptions) -> Profile | None:

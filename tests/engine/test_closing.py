@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +56,8 @@ def test_a_with_block_closes_it_and_results_stay(fresh: Get) -> None:
     made.close()  # again, for nothing
 
 
-def test_use_after_close_is_refused(fresh: Get) -> None:
+def test_use_after_close_is_refused(fresh: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))  # without what earlier engines proved
     made = fresh()
     conversation = made.conversation()
     made.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -74,7 +76,10 @@ def test_exact_is_claimed_only_where_it_holds(engine: Get, fresh: Get) -> None:
     assert ask(loose, method="speculative", max_new_tokens=4).lossless
 
 
-def test_exact_is_not_claimed_where_the_probe_fails(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_is_not_claimed_where_the_probe_fails(
+    fresh: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))  # without what earlier engines proved
     for probe in ("rows_exact", "stock_rows_exact"):
         monkeypatch.setattr(f"edgespec.engine.loaded.{probe}", lambda *given: False)
     made = fresh("int4")

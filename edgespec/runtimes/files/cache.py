@@ -31,10 +31,12 @@ KINDS = {
     "devices": "devices.json",
     "digests": "digests/*",
     "rows": "rows.json",
+    "passes": "passes/*",
 }
 """What is kept, and where: weights converted for other operators, prompts that were read, profiles of
 ``edgespec calibrate``, skip sets found while decoding, tokenizers that were tried, devices whose golden step was right,
-digests of files that were checked, whether rows of stock operators have the same bits in every pass."""
+digests of files that were checked, whether rows of stock operators have the same bits in every pass, and what earlier
+processes measured of a bundle's passes."""
 BLOCK = 256  # tokens of a whole block of a prompt
 _LIMIT, ORIGIN = "limit", "origin.json"
 _IN_USE = 60.0  # seconds after its last use in which a conversion may just be being opened
