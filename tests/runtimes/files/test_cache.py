@@ -47,7 +47,8 @@ def conversion(folder: Path, name: str, size: int, used: float) -> Path:
 def test_each_kind_is_listed_and_parts_are_not(tmp_path: Path, own: Path) -> None:
     conversion(tmp_path, "a", 1000, LONG_AGO)
     for name in ("profiles/1.json", "skip-sets/2.json", "tokenizers/3", "devices.json", "digests/4.json", "rows.json",
-                 "x", "prompts/5/ab-512.keys", "prompts/5/ab-530-cd.end", ".b-stock.part-1/model.data"):  # fmt: skip
+                 "passes/6.json", "x", "prompts/5/ab-512.keys", "prompts/5/ab-530-cd.end",
+                 ".b-stock.part-1/model.data"):  # fmt: skip
         (own / name).parent.mkdir(parents=True, exist_ok=True)
         (own / name).write_text("12345")
     found = {entry.kind: entry for entry in entries()}
