@@ -30,7 +30,7 @@ from edgespec.export.source.gguf_kinds import (
     shortest,
 )
 from edgespec.export.source.gguf_t5 import t5_config, t5_name
-from edgespec.export.tokenizers.facts import Described, bpe_model, build, tokenizer_json
+from edgespec.export.tokenizers.facts import Described, bpe_model, tokenizer_json
 from edgespec.export.tokenizers.sentencepieces import (
     BPE,
     BYTE,
@@ -339,7 +339,6 @@ def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
         added = {at: (token, its) for at, (token, its) in enumerate(zip(tokens, types, strict=True)) if its in kept}
         place(described, {at: AddedToken(token, its != USER_DEFINED) for at, (token, its) in added.items() if token})
         surround(described, *_ends(metadata, tokens))
-        build(described, file)
     except ExportError:
         raise
     except Exception as error:  # of settings of unexpected types

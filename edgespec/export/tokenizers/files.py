@@ -64,15 +64,16 @@ def convert(folder: Path) -> Described | None:
 def _completed(folder: Path) -> TextCodec:
     """Return the tokenizer.json of a folder, with tokens that only other files add, as in transformers."""
     from tokenizers import AddedToken as Added
+    from tokenizers import Tokenizer
 
     codec = TextCodec(folder)
-    tokenizer, added = codec.tokenizer, explicit_tokens(folder, codec.config)
-    missing = [number for number, token in sorted(added.items()) if tokenizer.token_to_id(token.text) is None]
-    for number in missing:
-        if number != tokenizer.get_vocab_size(with_added_tokens=True):
-            return codec  # of another vocabulary: tokens get ids in order
-        tokenizer.add_tokens([Added(normalized=False, **_flags(added[number]))])
-    return TextCodec(folder, tokenizer) if missing else codec
+    size, added = codec.vocab_size, explicit_tokens(folder, codec.config)
+    missing = [number for number, token in sorted(added.items()) if codec.token_id(token.text) is None]
+    if not missing or missing != list(range(size, size + len(missing))):
+        return codec  # or of another vocabulary: tokens get ids in order
+    tokenizer = Tokenizer.from_str(codec.tokenizer.to_str())  # codecs share theirs
+    tokenizer.add_tokens([Added(normalized=False, **_flags(added[number])) for number in missing])
+    return TextCodec(folder, tokenizer)
 
 
 def _flags(token: AddedToken) -> dict[str, Any]:

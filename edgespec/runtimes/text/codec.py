@@ -55,8 +55,8 @@ class TextCodec:
         self.converted = tokenizer is not None
         with _library(BundleError, f"{folder / file}: not a readable tokenizer", "download it again"):
             self.tokenizer: Tokenizer = tokenizer or _open(folder, file, checked or Checked())
-            self.tokenizer.no_padding()
-            self.tokenizer.no_truncation()
+            if tokenizer is not None:
+                _whole_texts(tokenizer)
             self._bytes = ByteTokens.of(self.tokenizer)
         self.config = read_object(folder / "tokenizer_config.json")
         self._special = read_object(folder / SPECIAL_TOKENS_FILE)
@@ -229,21 +229,38 @@ def _check(text: str) -> None:
         ) from error
 
 
+_last: tuple[str, Tokenizer] | None = None  # the tokenizer that was opened last, by the digest of its file
+
+
 def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:
-    """Open the tokenizer in the file ``name`` of ``folder``, after a trial in a separate process."""
+    """Open the tokenizer in the file ``name`` of ``folder``, after a trial in a separate process.
+
+    The last one is kept, and nothing changes it: an export, its golden vectors and the run after it open the same file,
+    which takes up to two seconds.
+    """
+    global _last
     import tokenizers
 
     file = folder / name
     if not file.is_file():
         raise BundleError(f"{folder}: has no {name}", "download the model's tokenizer files too")
-    known = cache_folder() / "tokenizers" / f"{checked.digest(file)}-{tokenizers.__version__}"
+    digest = checked.digest(file)
+    known = cache_folder() / "tokenizers" / f"{digest}-{tokenizers.__version__}"
     try:
         read_sealed(known, known.name)
     except (OSError, ValueError):  # not tried yet, or the record is not ours
         try_tokenizer(str(file.resolve()))
         with suppress(OSError):  # no cache: it is tried again next time
             write_sealed(known, known.name, {})
-    return tokenizers.Tokenizer.from_file(str(file))
+    if (found := _last) is None or found[0] != digest:
+        found = _last = digest, tokenizers.Tokenizer.from_file(str(file))
+        _whole_texts(found[1])
+    return found[1]
+
+
+def _whole_texts(tokenizer: Tokenizer) -> None:
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
 
 
 @contextmanager

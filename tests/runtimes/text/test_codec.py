@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,27 @@ def test_padding_and_truncation_of_the_file_are_switched_off(tmp_path: Path) -> 
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert TextCodec(tmp_path).encode(TEXTS[0]) == hf.make_tokenizer(400, True).encode(TEXTS[0]).ids[:3000]
     assert len(TextCodec(tmp_path).encode(TEXTS[0])) > 10
+
+
+def test_the_last_tokenizer_stays_open_and_nothing_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, more, other = (tmp_path / name for name in ("plain", "more", "other"))
+    for folder, size in ((plain, 400), (more, 400), (other, 300)):
+        folder.mkdir()
+        hf.make_tokenizer(size, True).save(str(folder / "tokenizer.json"))
+    (more / "added_tokens.json").write_text(json.dumps({"<new>": 400, "<newer>": 401}), "utf-8")
+    first = TextCodec(plain)
+    assert open_codec(more).encode("<newer><new>", special=False) == [401, 400]  # tokens that only another file adds
+    assert (first.vocab_size, first.token_id("<new>")) == (400, None)
+    assert TextCodec(other).vocab_size == 300
+    again = TextCodec(plain)
+    with monkeypatch.context() as patch:
+        patch.setattr("tokenizers.Tokenizer", None)  # which would open the file
+        assert TextCodec(plain).encode("a b") == again.encode("a b") == first.encode("a b")
+
+
+@pytest.mark.parametrize("ids", [(401, 402), (400, 402), (399, 400)])
+def test_tokens_of_another_vocabulary_are_not_added(tmp_path: Path, ids: tuple[int, int]) -> None:
+    hf.make_tokenizer(400, True).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "added_tokens.json").write_text(json.dumps(dict(zip(("<new>", "<newer>"), ids, strict=True))), "utf-8")
+    codec = open_codec(tmp_path)
+    assert (codec.vocab_size, codec.token_id("<new>"), codec.token_id("<newer>")) == (400, None, None)
