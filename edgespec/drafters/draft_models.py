@@ -14,11 +14,15 @@ from edgespec.runtimes.text.translation import Translation
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Speculative:
     """Draft by the bundle's draft model."""
     slot = parts.draft("draft")
-    return drafter_of(slot, parts.target.vocab_size, slot.model.translation, options.branch)
+    return drafter_of(slot, parts.target.vocab_size, slot.model.translation, options.branch, part.head_rows)
 
 
 def drafter_of(
-    model: Target, vocab: int, translation: Translation | None = None, branch: tuple[int, ...] | None = None
+    model: Target,
+    vocab: int,
+    translation: Translation | None = None,
+    branch: tuple[int, ...] | None = None,
+    head_rows: int = 0,
 ) -> Speculative:
     """Draft by a model.
 
@@ -26,6 +30,8 @@ def drafter_of(
         model: the draft.
         vocab: tokens of the target.
         translation: if the draft has another tokenizer.
-        branch: see ``Speculative``.
+        branch, head_rows: see ``Speculative``; a draft with another tokenizer always has its whole head.
     """
-    return Speculative(model, vocab, branch) if translation is None else OtherTokenizer(model, translation, branch)
+    if translation is not None:
+        return OtherTokenizer(model, translation, branch)
+    return Speculative(model, vocab, branch, head_rows)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import DraftRequest
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.target import BEST, Target
+from edgespec.decoding.target import BEST, Output, Pass, SkipSet, Target
 from edgespec.decoding.text import INSERTED, Text
 from edgespec.drafters.sampling_drafts import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, spread, widths_of
 
@@ -22,6 +22,8 @@ from edgespec.drafters.sampling_drafts import Draw, DrawingDrafter, draw_chain, 
 # token.
 _FEED = 4
 _BEHIND = 32  # if the draft missed at least this many tokens, it reads them by pieces before it drafts
+# a short head is used while at most one in _COMMON of the text's last _TAIL tokens is beyond it
+_TAIL, _COMMON = 128, 8
 
 
 class Speculative(DrawingDrafter):
@@ -32,11 +34,15 @@ class Speculative(DrawingDrafter):
 
     A draft whose LM head was cut has ``columns`` logits a row, fewer than its vocabulary, and ``head_tokens`` int64
     [columns] says which tokens they are (None: the first ones); it never guesses another.
+
+    ``head_rows``: the tokens, the first of the vocabulary, that the LM head scores while the text consists of them, as
+    in FR-Spec (arXiv 2502.14856): vocabularies made by merging pairs begin with the frequent ones, and the head is a
+    large part of a small model.  0 = all.
     """
 
     name = "speculative"
 
-    def __init__(self, model: Target, vocab: int, branch: tuple[int, ...] | None = None) -> None:
+    def __init__(self, model: Target, vocab: int, branch: tuple[int, ...] | None = None, head_rows: int = 0) -> None:
         self.model, self.vocab, self.branch = model, vocab, branch or (1,)
         # `follow` may take back kept tokens: states that cannot be cropped stay at the committed tokens
         model.revocable = True
@@ -47,6 +53,9 @@ class Speculative(DrawingDrafter):
         if columns < model.vocab_size:
             named: NDArray[np.int64] | None = getattr(model, "head_tokens", None)
             self._columns = np.arange(columns) if named is None else named
+        short = 0 < head_rows < columns == model.vocab_size and {BEST, "skip"} <= model.can
+        self._short = SkipSet(head_rows=head_rows) if short else None
+        self._head = self._short  # of the next passes; None = all of it
         self._least = 0  # tokens that are read by pieces; 0 = the slot may hold another text
         self._text: Text | None = None
         self._common = 0  # number of its tokens that the slot begins with
@@ -91,6 +100,9 @@ class Speculative(DrawingDrafter):
         if not self.caught_up:
             model.prefill(own[known:-1])
             known = len(own) - 1
+        if self._short is not None:
+            rare = sum(self._short.head_rows <= token < INSERTED for token in own[-_TAIL:])
+            self._head = self._short if rare * _COMMON <= min(len(own), _TAIL) else None
         return self._draw(tokens, own[known:], length)
 
     def _draw(self, tokens: list[int], owed: list[int], length: int) -> Proposal:
@@ -141,7 +153,7 @@ class Speculative(DrawingDrafter):
 
     def _best(self, feed: Sequence[int]) -> tuple[int, float]:
         """Run a chain of rows, which the slot keeps -> the likeliest token after it, and its logit."""
-        found = self.model.forward(np.array(feed, np.int64), None, True).best
+        found = self._pass(feed, best=True).best
         assert found is not None
         self.model.keep(range(len(feed)))
         return int(found[0][-1]), float(found[1][-1])
@@ -158,7 +170,7 @@ class Speculative(DrawingDrafter):
             if siblings:
                 return self._run([self._fed(guesses[nodes[0]])], 1)
             above = np.array([-1, *(parent + 1 for parent in parents)], np.int64)  # [1 + guesses]
-            logits = model.forward(np.array([owed[-1], *map(self._fed, guesses)], np.int64), above).logits
+            logits = self._pass([owed[-1], *map(self._fed, guesses)], above).logits
             rows = self._whole(logits[[node + 1 for node in nodes]])
             first, path = nodes[0], [0]
             while first >= 0:
@@ -172,15 +184,19 @@ class Speculative(DrawingDrafter):
 
     def _run(self, feed: Sequence[int], kept: int) -> NDArray[np.float32]:
         """Run a chain of rows, of which the slot keeps the first ``kept`` -> logits float32 [1, vocab] after it."""
-        logits = self.model.forward(np.array(feed, np.int64)).logits[-1:]
+        logits = self._pass(feed).logits[-1:]
         self.model.keep(range(kept))
         return self._whole(logits)
 
+    def _pass(self, feed: Sequence[int], parents: NDArray[np.int64] | None = None, best: bool = False) -> Output:
+        return self.model.run(Pass(np.array(feed, np.int64), parents, int(best), skip=self._head))
+
     def _whole(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        return logits if self._columns is None else spread(logits, self._columns, self.model.vocab_size)
+        columns = self._columns if self._head is None else slice(0, self._head.head_rows)
+        return logits if columns is None else spread(logits, columns, self.model.vocab_size)
 
     def benchmark_step(self, first: bool = False) -> bool:
         if first:
             return False
-        self.model.forward(np.zeros(1, np.int64))
+        self._pass([0])
         return True

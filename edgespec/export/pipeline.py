@@ -70,6 +70,7 @@ from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 
 _SMALL = 0.2  # of the target's bytes: a larger draft has the target's format
+_LARGE, _SHORT = 1 << 16, 3  # tokens of a vocabulary of which a draft scores only this part, in usual texts
 
 
 def export_model(options: ExportOptions, progress: Progress = silent, golden: bool = True) -> Manifest:
@@ -125,7 +126,9 @@ def write_bundle(folder: Path, source: LoadedSource) -> Manifest:
     manifest = make_manifest(
         source.models,
         parts,
-        measured.methods,
+        _with_short_head(
+            measured, translated=source.models.draft is not None and source.models.draft.translation is not None
+        ),
         ended(words.facts, written.codes),
         weights,
         _provenance(source, notes, bits),
@@ -358,6 +361,15 @@ def _measure(source: LoadedSource, written: Written, slot: Slot, tokens: list[in
             "`edgespec calibrate` when nothing else runs"
         )
     return MeasuredMethods(written, methods, costs, notes, best.matching)
+
+
+def _with_short_head(measured: MeasuredMethods, translated: bool) -> dict[str, MethodPart]:
+    """Let a draft with a large vocabulary score frequent tokens: its LM head is a large part of what a step reads."""
+    draft, part = measured.written.draft, measured.methods.get(SPECULATIVE)
+    if draft is None or part is None or translated or draft.cut or draft.foreign or draft.facts.vocab < _LARGE:
+        return measured.methods
+    rows = draft.facts.vocab // _SHORT // 16 * 16  # whole tiles of the kernels
+    return measured.methods | {SPECULATIVE: part.model_copy(update={"head_rows": rows})}
 
 
 def _drafts(source: LoadedSource, written: Written) -> Sequence[WrittenDraft]:

@@ -34,7 +34,7 @@ from edgespec.plugins.swift.drafter import StepCost, Swift
 from edgespec.plugins.swift.search import OnlineSearch
 from tests.decoding.test_verify import verify_lossy_example
 from tests.support.reference import TableTarget
-from tests.support.toy import CutTarget, SampledTree, exact, sample_texts
+from tests.support.toy import CutTarget, SampledTree, ShortTarget, exact, sample_texts
 
 VOCAB, DRAWS, NEW = 4, 2500, 3  # enough to refuse every lossy rule with p < 1e-6
 MANY = 10000  # what a block that reads used numbers needs to be refused
@@ -105,6 +105,17 @@ def test_every_drafter_keeps_the_distribution(name: str) -> None:
 def test_the_same_test_refuses_a_lossy_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.decoding.loop.verify", verify_lossy_example)
     assert p_value(name, PLAIN_SAMPLING, 2500) < 1e-6
+
+
+@pytest.mark.parametrize("branch", [None, (2,), (3, 2)])
+def test_a_short_head_keeps_the_distribution(branch: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.drafters.speculative._COMMON", 4)  # some texts have more of the others, some have not
+    draft = ShortTarget(DRAFT)
+    drafter = Speculative(draft, VOCAB, branch, 3)
+    target = TableTarget(TABLE)
+    counts = sample_texts(target, drafter, PROMPT, NEW, lambda i: replace(PLAIN_SAMPLING, seed=i), DRAWS, 2, EXACT)
+    assert chi_square(counts, exact(target.function, VOCAB, PROMPT, NEW, PLAIN_SAMPLING)) > 1e-3
+    assert set(draft.scored) == {3, VOCAB}
 
 
 BLOCKS = SamplingParams(1.0, verification="block")

@@ -14,6 +14,7 @@ from edgespec.decoding.loop import DecodeOptions, decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
 from edgespec.decoding.text import Text
 from edgespec.drafters.other_tokenizer import OtherTokenizer
 from edgespec.formulas.statistics import chi_square
@@ -137,13 +138,13 @@ def test_a_token_without_a_text_ends_the_draft(translation: Translation) -> None
     model.can |= {"best"}
     made = drafter(translation, 1, "strings")
     made.model, made._best_of_strings = model, True
-    model.forward = lambda tokens, parents=None, best=False: _best(model, tokens, row)  # type: ignore[method-assign]
+    model.run = lambda wanted: _best(model, wanted, row)  # type: ignore[method-assign]
     made.begin(DraftRequest(Text([1, 2])))
     assert len(made.propose(Text([1, 2]), 3)) == 0
 
 
-def _best(model: FunctionTarget, tokens: np.ndarray, row: np.ndarray) -> Any:
-    output = FunctionTarget.forward(model, tokens)
+def _best(model: FunctionTarget, wanted: Pass, row: np.ndarray) -> Any:
+    output = FunctionTarget.run(model, wanted)
     token = np.array([int(row.argmax())])
     return replace(output, best=(token, row[token]))
 

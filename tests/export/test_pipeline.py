@@ -215,6 +215,34 @@ def test_a_busy_machine_predicts_nothing(
         assert any("the machine was busy" in note and "no speed is predicted" in note for note in notes) == busy
 
 
+@pytest.mark.usefixtures("native")
+def test_a_draft_with_a_large_vocabulary_scores_frequent_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "methods": ["speculative"],
+        "draft": DRAFT,
+        "operators": "native",
+        "threads": 1,
+        "quick": True,
+    }
+    assert not export_model(ExportOptions(TARGET, tmp_path / "small", **options)).methods["speculative"].head_rows
+    monkeypatch.setattr(pipeline, "_LARGE", 1024)
+    manifest = export_model(ExportOptions(TARGET, tmp_path / "large", **options))
+    assert manifest.draft is not None
+    assert manifest.draft.facts.vocab == 1024
+    assert manifest.methods["speculative"].head_rows == 336  # a third, in whole tiles
+    cut = export_model(ExportOptions(TARGET, tmp_path / "cut", draft_vocab=300, **options))
+    assert not cut.methods["speculative"].head_rows
+    with load(tmp_path / "large", threads=1, operators="native") as engine:
+        for prompt in ("ROMEO:", "Why, what is"):
+            for sampled in ({}, {"temperature": 1.0, "seed": 3, "acceptance": "coupled"}):
+                how: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, **sampled}
+                drafted = engine.generate(prompt, method="speculative", fallback=False, **how)
+                assert drafted.tokens == engine.generate(prompt, method="ar", **how).tokens
+                assert drafted.stats.drafted
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from edgespec.decoding.policy import Policy
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Output, Pass, Target
+from edgespec.decoding.target import BEST, Output, Pass, Target
 from edgespec.decoding.verify import EXACT, Accept
 from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel
@@ -156,6 +156,21 @@ class CutTarget(TableTarget):
 
     def run(self, wanted: Pass) -> Output:
         return Output(super().run(wanted).logits[:, self.known])
+
+
+class ShortTarget(TableTarget):
+    """A draft whose passes may score only the first tokens; ``scored``: how many each pass did."""
+
+    can = frozenset({"parents", "skip", BEST})
+
+    def __init__(self, table: NDArray[np.floating]) -> None:
+        super().__init__(table)
+        self.scored: list[int] = []
+
+    def run(self, wanted: Pass) -> Output:
+        self.scored.append(self.vocab_size if wanted.skip is None else wanted.skip.head_rows)
+        logits = super().run(wanted._replace(skip=None, top=0)).logits[:, : self.scored[-1]]
+        return Output(logits, best=(logits.argmax(1), logits.max(1)) if wanted.top else None)
 
 
 def naive_distribution(logits: Sequence[float], params: SamplingParams, prefix: Sequence[int]) -> NDArray[np.float64]:

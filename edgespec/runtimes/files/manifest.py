@@ -415,6 +415,10 @@ class MethodPart(Part):
         max_length=MOST_GUESSES,
         description="speculative: guesses per node, by depth; one number: along the chain",
     )
+    head_rows: Count = Field(
+        default=0,
+        description="speculative: tokens, the first ones, that the draft's head scores in usual texts; 0 = all",
+    )
     measured: list[Measured] = Field(default_factory=list)
     draft_cost: Ratio | None = Field(default=None, description="c: draft step over target step, measured at export")
     first_cost: Ratio | None = Field(default=None, description="of a round's first step, where it takes another time")

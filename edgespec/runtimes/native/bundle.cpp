@@ -123,6 +123,7 @@ MethodPart read_method(const Json& method, bool self) {
       if (layer < 0) refuse("skip: layer " + std::to_string(layer));
   found.branch = method["branch"].numbers("branch");
   check_branch(found.branch);
+  found.head_rows = bounded(method["head_rows"], "head_rows", 0, 0, kMostVocab);
   static const Json none;
   const std::vector<Json>& all = method["measured"].items();
   const Json& measured = all.empty() ? none : all.front();

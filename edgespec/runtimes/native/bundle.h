@@ -31,6 +31,7 @@ struct MethodPart {
   int64_t guesses = 4;
   SkipSet skip;
   std::vector<int64_t> branch;
+  int64_t head_rows = 0;         // tokens, the first ones, that a draft model's head scores in usual texts; 0: all
   double predicted_speedup = 0;  // on the exporting machine; 0: not measured
   bool measured = false;         // whether the export measured its rates
   Rates rates;                   // acceptance by position, as published or as the export measured it

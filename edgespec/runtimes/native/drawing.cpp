@@ -8,6 +8,8 @@ namespace {
 
 constexpr int64_t kFeed = 4;      // tokens that a draft reads in one pass with the pending one
 constexpr int64_t kLongest = 12;  // guesses of a self-draft, for any budget
+// A short head is used while at most one in kCommon of the text's last kTail tokens is beyond it.
+constexpr int64_t kTail = 128, kCommon = 8;
 
 // The noise that guesses are sampled with: a draft that is verified by rejection has its own in each round, because
 // earlier rounds may depend on theirs.
@@ -55,8 +57,14 @@ Proposal DrawingDrafter::draw_chain(const Request& request, int64_t length, cons
 // ---- a draft model -------------------------------------------------------------------------------------------------
 
 DraftModel::DraftModel(Target& model, int64_t vocab, int64_t own_vocab, const std::vector<int64_t>& head,
-                       std::vector<int64_t> branch)
-    : model_(model), vocab_(vocab), own_vocab_(own_vocab), head_(head), branch_(std::move(branch)) {
+                       std::vector<int64_t> branch, int64_t head_rows)
+    : model_(model),
+      vocab_(vocab),
+      own_vocab_(own_vocab),
+      head_(head),
+      branch_(std::move(branch)),
+      short_(head.empty() && head_rows < own_vocab ? static_cast<int>(head_rows) : 0),
+      columns_(short_) {
   if (branch_.empty()) branch_ = {1};
 }
 
@@ -65,6 +73,13 @@ void DraftModel::begin(const Request&) { common_ = 0; }
 // Whether there is a padding row of the target's vocabulary, which the draft lacks.
 bool DraftModel::is_unknown(const std::vector<int64_t>& tokens, int64_t from) const {
   return std::any_of(tokens.begin() + from, tokens.end(), [&](int64_t token) { return token >= own_vocab_; });
+}
+
+// Whether a text consists of tokens of the short head.
+bool DraftModel::is_usual(const std::vector<int64_t>& tokens) const {
+  const int64_t tail = std::min<int64_t>(kTail, int64_t(tokens.size()));
+  const int64_t rare = std::count_if(tokens.end() - tail, tokens.end(), [&](int64_t token) { return token >= short_; });
+  return rare * kCommon <= tail;
 }
 
 std::vector<int64_t> DraftModel::rows(int64_t budget) const {
@@ -80,7 +95,9 @@ std::vector<int64_t> DraftModel::rows(int64_t budget) const {
 
 bool DraftModel::benchmark_step() {
   const int64_t token = 0;
-  model_.run({&token, 1});
+  TextRows rows{&token, 1};
+  rows.columns = columns_;
+  model_.run(rows);
   return true;
 }
 
@@ -95,6 +112,7 @@ Proposal DraftModel::propose(const Request& request, int64_t budget, const Least
     model_.prefill(tokens, common_, size - 1, request.reading);
     common_ = size - 1;
   }
+  columns_ = short_ && is_usual(tokens) ? short_ : 0;
   return branch_.size() == 1 && branch_[0] == 1 ? draw_chain(request, length) : draw_tree(request, length);
 }
 
@@ -104,6 +122,7 @@ edgespec_result DraftModel::feed(const Request& request, int64_t guess, bool kee
   if (guess >= 0) rows.tokens = &guess, rows.count = 1;
   rows.last = 1;
   rows.top = best;
+  rows.columns = columns_;
   const edgespec_result found = model_.run(rows);
   std::vector<int32_t> kept(size_t(rows.count - !keeps_last));
   for (size_t i = 0; i < kept.size(); ++i) kept[i] = static_cast<int32_t>(i);
@@ -153,6 +172,7 @@ std::vector<DrawingDrafter::Row> DraftModel::level(const Request& request, const
     parents.push_back(tree.parents[size_t(node)] + 1);
   }
   TextRows rows{tokens.data(), static_cast<int32_t>(tokens.size()), parents.data()};
+  rows.columns = columns_;
   const edgespec_result found = model_.run(rows);
   std::vector<Row> made;
   for (size_t i = 0; i < nodes.size(); ++i) made.push_back(row(found, nodes[i] + 1, spread_[i]));

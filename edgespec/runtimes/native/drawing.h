@@ -34,9 +34,10 @@ class DrawingDrafter : public Drafter {
 class DraftModel : public DrawingDrafter {
  public:
   // vocab: of the target.  own_vocab: of the draft.  head: the tokens of the columns of a cut LM head, empty: it is
-  // not.
+  // not.  head_rows: tokens, the first ones, that the head scores while the text consists of them (arXiv 2502.14856),
+  // 0: all.
   DraftModel(Target& model, int64_t vocab, int64_t own_vocab, const std::vector<int64_t>& head,
-             std::vector<int64_t> branch);
+             std::vector<int64_t> branch, int64_t head_rows);
 
   const char* name() const override { return "speculative"; }
   uint64_t nanoseconds() const override { return model_.nanoseconds(); }
@@ -51,6 +52,7 @@ class DraftModel : public DrawingDrafter {
 
  private:
   bool is_unknown(const std::vector<int64_t>& tokens, int64_t from) const;
+  bool is_usual(const std::vector<int64_t>& tokens) const;
   Proposal draw_tree(const Request& request, int64_t length);
   std::vector<Row> level(const Request& request, const std::vector<int32_t>& nodes, const Proposal& tree,
                          size_t levels);
@@ -61,6 +63,8 @@ class DraftModel : public DrawingDrafter {
   int64_t vocab_, own_vocab_;
   const std::vector<int64_t>& head_;
   std::vector<int64_t> branch_;
+  int short_;    // tokens of the short head, 0: there is none
+  int columns_;  // that the next passes score, 0: all
   bool caught_up_ = true;
   int64_t common_ = 0;                      // tokens of this request that the slot is known to begin with
   std::vector<std::vector<float>> spread_;  // rows over the vocabulary of a cut LM head

@@ -267,7 +267,8 @@ struct edgespec_session {
       std::vector<int64_t> branch = wanted.branch;
       if (branch.empty() && !(bundle.hosted && !(hosted_trees && host_of_draft.trees))) branch = part.branch;
       for (int64_t width : branch) name += "," + std::to_string(width);
-      found.own = std::make_unique<DraftModel>(*draft, target.vocab(), own.vocab, own.head, std::move(branch));
+      found.own = std::make_unique<DraftModel>(*draft, target.vocab(), own.vocab, own.head, std::move(branch),
+                                               bundle.hosted ? 0 : part.head_rows);
     }
     if (found.own) found.drafter = found.own.get();
     if (!controlled) return found;

@@ -288,6 +288,35 @@ def test_a_method_need_not_be_named(both: Callable[[str], Both]) -> None:
     assert text == found.plain([1, 2, 3], GREEDY, 200)
 
 
+def with_short_head(path: Path, folder: Path, rows: int) -> Path:
+    """Copy a bundle, with a draft that scores only so many tokens in usual texts."""
+    shutil.copytree(path, folder)
+    manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+    manifest["methods"]["speculative"]["head_rows"] = rows
+    (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("branch", [(), *TREES])
+def test_a_draft_that_scores_frequent_tokens(
+    both: Callable[[str], Both], tmp_path: Path, branch: tuple[int, ...]
+) -> None:
+    path, vocab = both("int4").folder.path, both("int4").target.vocab_size
+    found, whole = Both.open(with_short_head(path, tmp_path / "bundle", vocab // 2)), both("int4")
+    try:
+        differs = 0
+        for common in (True, False):
+            for prompt, rng in random_texts(3, 5 + len(branch), vocab // 2 if common else vocab):
+                for params in (GREEDY, SAMPLED, replace(SAMPLED, acceptance="rejection"),
+                               SamplingParams(0.0, repetition_penalty=1.3, logit_bias={vocab - 1: 3.0})):  # fmt: skip
+                    case = prompt, params, "speculative", int(rng.integers(2, 6)), 20
+                    rounds = found.compare(*case, branch=branch)
+                    differs += rounds != whole.compare(*case, branch=branch)
+        assert differs  # or the head would not have been shorter
+    finally:
+        found.close()
+
+
 def test_a_draft_with_another_tokenizer_is_refused(both: Callable[[str], Both], tmp_path: Path) -> None:
     shutil.copytree(both("int4").folder.path, tmp_path / "bundle")
     file = tmp_path / "bundle" / "edgespec.json"
