@@ -14,7 +14,7 @@ from edgespec.runtimes.text.translation import Translation
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Speculative:
     """Draft by the bundle's draft model."""
     slot = parts.draft("draft")
-    return drafter_of(slot, parts.target.vocab_size, slot.model.translation, options.branch, part.head_rows)
+    return drafter_of(slot, parts.target.vocab_size, slot.model.translation, options.branch, part.head_rows or 0)
 
 
 def drafter_of(

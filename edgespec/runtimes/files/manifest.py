@@ -415,9 +415,8 @@ class MethodPart(Part):
         max_length=MOST_GUESSES,
         description="speculative: guesses per node, by depth; one number: along the chain",
     )
-    head_rows: Count = Field(
-        default=0,
-        description="speculative: tokens, the first ones, that the draft's head scores in usual texts; 0 = all",
+    head_rows: Count | None = Field(
+        default=None, description="speculative: tokens, the first ones, that the draft's head scores in usual texts"
     )
     measured: list[Measured] = Field(default_factory=list)
     draft_cost: Ratio | None = Field(default=None, description="c: draft step over target step, measured at export")
