@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import ExportError
+from edgespec.errors import BundleError, ExportError, first_line
 from edgespec.export.tokenizers.facts import Described, build
 from edgespec.export.tokenizers.renumbered import convert_renumbered, convert_source
 from edgespec.export.tokenizers.sentencepieces import describe_sentencepiece, read_sentencepiece, symbols
@@ -66,7 +66,7 @@ def _completed(folder: Path) -> TextCodec:
     from tokenizers import AddedToken as Added
     from tokenizers import Tokenizer
 
-    codec = TextCodec(folder)
+    codec = _opened(folder)
     size, added = codec.vocab_size, explicit_tokens(folder, codec.config)
     missing = [number for number, token in sorted(added.items()) if codec.token_id(token.text) is None]
     if not missing or missing != list(range(size, size + len(missing))):
@@ -74,6 +74,16 @@ def _completed(folder: Path) -> TextCodec:
     tokenizer = Tokenizer.from_str(codec.tokenizer.to_str())  # codecs share theirs
     tokenizer.add_tokens([Added(normalized=False, **_flags(added[number])) for number in missing])
     return TextCodec(folder, tokenizer)
+
+
+def _opened(folder: Path) -> TextCodec:
+    try:
+        return TextCodec(folder)
+    except BundleError as error:
+        if folder.suffix != ".gguf":
+            raise
+        reason = first_line(error.__cause__ or error)  # without the temporary folder of the file's name
+        raise ExportError(f"{folder.name}: its tokenizer cannot be used: {reason}", "download it again") from error
 
 
 def _flags(token: AddedToken) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from safetensors.numpy import load_file, save_file
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import open_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import export_model
 from edgespec.export.quantization.reference import reference_logits, reference_rows
 from edgespec.export.sentences import read_sentences
 from edgespec.export.source.gguf_config import llama3_scaling
@@ -446,6 +448,18 @@ def test_a_missing_fact_is_named(tmp_path: Path, key: str) -> None:
 def test_a_missing_part_of_the_tokenizer_is_named(tmp_path: Path, key: str) -> None:
     write_gguf(tmp_path / "model.gguf", NAME, change=lambda writer: writer.kv_data[0].pop(f"tokenizer.ggml.{key}"))
     refused(tmp_path / "model.gguf", f"tokenizer.ggml.{key}", "tokenizer.json")
+
+
+def test_a_tokenizer_that_contradicts_itself_is_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        merges = writer.kv_data[0]["tokenizer.ggml.merges"]
+        merges.value = ["zzqq yyyx", *merges.value[1:]]
+
+    write_gguf(tmp_path / "model.gguf", NAME, change=change)
+    with pytest.raises(ExportError) as error:
+        export_model(ExportOptions(str(tmp_path / "model.gguf"), tmp_path / "out"))
+    assert error.value.message.startswith("model.gguf: its tokenizer cannot be used: Token `zzqq` out of vocabulary")
+    assert not (tmp_path / "out").exists()
 
 
 def test_sizes_that_differ_between_layers(tmp_path: Path) -> None:
