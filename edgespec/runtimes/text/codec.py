@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakValueDictionary
 
 from edgespec.decoding.text import INSERTED
 from edgespec.errors import BundleError, EdgespecError, InvalidRequest, first_line
@@ -229,16 +230,15 @@ def _check(text: str) -> None:
         ) from error
 
 
-_last: tuple[str, Tokenizer] | None = None  # the tokenizer that was opened last, by the digest of its file
+_used: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()  # those in use, by the digest of their files
 
 
 def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:
     """Open the tokenizer in the file ``name`` of ``folder``, after a trial in a separate process.
 
-    The last one is kept, and nothing changes it: an export, its golden vectors and the run after it open the same file,
-    which takes up to two seconds.
+    One that is in use is shared, and nothing changes it: an export and its golden vectors open the same file, which
+    takes up to two seconds and 100 MB.
     """
-    global _last
     import tokenizers
 
     file = folder / name
@@ -252,10 +252,11 @@ def _open(folder: Path, name: str, checked: Checked) -> Tokenizer:
         try_tokenizer(str(file.resolve()))
         with suppress(OSError):  # no cache: it is tried again next time
             write_sealed(known, known.name, {})
-    if (found := _last) is None or found[0] != digest:
-        found = _last = digest, tokenizers.Tokenizer.from_file(str(file))
-        _whole_texts(found[1])
-    return found[1]
+    if (found := _used.get(digest)) is None:
+        found = tokenizers.Tokenizer.from_file(str(file))
+        _whole_texts(found)
+        _used[digest] = found
+    return found
 
 
 def _whole_texts(tokenizer: Tokenizer) -> None:

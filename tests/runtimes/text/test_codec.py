@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
 
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BundleError, InvalidRequest
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf, spm
@@ -65,20 +66,25 @@ def test_padding_and_truncation_of_the_file_are_switched_off(tmp_path: Path) -> 
     assert len(TextCodec(tmp_path).encode(TEXTS[0])) > 10
 
 
-def test_the_last_tokenizer_stays_open_and_nothing_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_in_use_is_shared_and_nothing_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, more, other = (tmp_path / name for name in ("plain", "more", "other"))
-    for folder, size in ((plain, 400), (more, 400), (other, 300)):
+    for folder, size in ((plain, 390), (more, 390), (other, 300)):
         folder.mkdir()
         hf.make_tokenizer(size, True).save(str(folder / "tokenizer.json"))
-    (more / "added_tokens.json").write_text(json.dumps({"<new>": 400, "<newer>": 401}), "utf-8")
+    (more / "added_tokens.json").write_text(json.dumps({"<new>": 390, "<newer>": 391}), "utf-8")
     first = TextCodec(plain)
-    assert open_codec(more).encode("<newer><new>", special=False) == [401, 400]  # tokens that only another file adds
-    assert (first.vocab_size, first.token_id("<new>")) == (400, None)
+    assert open_codec(more).encode("<newer><new>", special=False) == [391, 390]  # tokens that only another file adds
+    assert (first.vocab_size, first.token_id("<new>")) == (390, None)
     assert TextCodec(other).vocab_size == 300
     again = TextCodec(plain)
     with monkeypatch.context() as patch:
         patch.setattr("tokenizers.Tokenizer", None)  # which would open the file
         assert TextCodec(plain).encode("a b") == again.encode("a b") == first.encode("a b")
+        held = weakref.ref(first.tokenizer)
+        del first, again
+        assert held() is None
+        with pytest.raises(BundleError, match="not a readable tokenizer"):  # it would be opened again
+            TextCodec(plain)
 
 
 @pytest.mark.parametrize("ids", [(401, 402), (400, 402), (399, 400)])
