@@ -248,7 +248,7 @@ class LoadedBundle:
                     self._rows_exact = self.strict and rows_exact(session.target)
             finally:
                 self.sessions.give_back(session)
-            if self._rows_exact:
+            if self._rows_exact and self.operators.kind == "native":  # variables change ONNX Runtime's kernels
                 self._record.keep_exact()
         return bool(self._rows_exact)
 
