@@ -126,9 +126,7 @@ def write_bundle(folder: Path, source: LoadedSource) -> Manifest:
     manifest = make_manifest(
         source.models,
         parts,
-        _with_short_head(
-            measured, translated=source.models.draft is not None and source.models.draft.translation is not None
-        ),
+        _with_short_head(source, measured),
         ended(words.facts, written.codes),
         weights,
         _provenance(source, notes, bits),
@@ -363,10 +361,12 @@ def _measure(source: LoadedSource, written: Written, slot: Slot, tokens: list[in
     return MeasuredMethods(written, methods, costs, notes, best.matching)
 
 
-def _with_short_head(measured: MeasuredMethods, translated: bool) -> dict[str, MethodPart]:
+def _with_short_head(source: LoadedSource, measured: MeasuredMethods) -> dict[str, MethodPart]:
     """Let a draft with a large vocabulary score frequent tokens: its LM head is a large part of what a step reads."""
-    draft, part = measured.written.draft, measured.methods.get(SPECULATIVE)
-    if draft is None or part is None or translated or draft.cut or draft.foreign or draft.facts.vocab < _LARGE:
+    opened, draft, part = source.models.draft, measured.written.draft, measured.methods.get(SPECULATIVE)
+    if opened is None or draft is None or part is None or opened.translation is not None:
+        return measured.methods
+    if draft.cut or draft.foreign or draft.facts.vocab < _LARGE:
         return measured.methods
     rows = draft.facts.vocab // _SHORT // 16 * 16  # whole tiles of the kernels
     return measured.methods | {SPECULATIVE: part.model_copy(update={"head_rows": rows})}

@@ -82,7 +82,7 @@ def _opened(folder: Path) -> TextCodec:
     except BundleError as error:
         if folder.suffix != ".gguf":
             raise
-        reason = first_line(error.__cause__ or error)  # without the temporary folder of the file's name
+        reason = first_line(error.__cause__ or error)  # the folder is a temporary one, with the name of the file
         raise ExportError(f"{folder.name}: its tokenizer cannot be used: {reason}", "download it again") from error
 
 
